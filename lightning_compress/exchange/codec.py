@@ -1,0 +1,282 @@
+"""Codes all blocks of a table at once: by compiled kernels on the CPU, by the compressor's torch functions elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_compress.compressors.base import Blocks, Compressor
+from lightning_compress.kernels import table as col
+from lightning_compress.kernels.cpu.job import DecodeJob, EncodeJob
+from lightning_compress.kernels.reference.bits import to_float32
+from lightning_compress.memory.store import StoreView
+
+
+@dataclass
+class MemoryView:
+    """One exchange's access to a memory's flat store.
+
+    Attributes:
+        state: The store, float32 or float64; empty without a memory.
+        read: Added to a block's state offset when it is read, int64 [parameters of the bucket].
+        write: The same when it is written.
+        compensate: Whether the state is added to the gradient before encoding.
+        update: Whether what encoding left out becomes the new state.
+    """
+
+    state: Tensor
+    read: Tensor
+    write: Tensor
+    compensate: bool
+    update: bool
+
+    @classmethod
+    def of(cls, store: StoreView | None, values: Tensor) -> MemoryView:
+        """Error feedback on ``store``; without one, nothing is added and nothing is kept."""
+        if store is None:
+            nothing = torch.empty(0, dtype=torch.int64, device=values.device)
+            return cls(values[:0], nothing, nothing, compensate=False, update=False)
+        return cls(store.store.data, store.read, store.write, compensate=True, update=True)
+
+
+class BlockCodec:
+    """One compressor applied to one block table.
+
+    Args:
+        compressor: What a block's code is.
+        table: Block table, int64 [n, COLUMNS] (see ``kernels.table``), on the device of the values.
+        per_tensor: The table holds whole tensors, and a compressor without a block size takes one scale for each of them.
+        use_reference: Forces the torch functions, also on the CPU.
+    """
+
+    def __init__(
+        self, compressor: Compressor, table: Tensor, per_tensor: bool = False, use_reference: bool = False
+    ) -> None:
+        self.compressor = compressor
+        self.table = table
+        self.longest = int(table[:, col.LENGTH].max()) if len(table) else 0
+        kernels = compressor.cpu_kernels() if table.device.type == "cpu" and not use_reference else None
+        self._kernels = kernels
+        self._groups = [] if kernels else list(_equal_blocks(table))
+        self._tensors = table[table[:, col.START] == 0].tolist() if per_tensor and compressor.block_size is None else []
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def encode(
+        self,
+        values: Tensor,
+        memory: MemoryView,
+        payload: Tensor,
+        status: Tensor,
+        *,
+        weight: float = 1.0,
+        scale: float | Tensor = 1.0,
+        salt: int = 0,
+    ) -> None:
+        """p = weight * (values + scale * state), payload <- encode(p), state <- (p - decode(payload)) / (weight * scale).
+
+        Args:
+            values: Flat gradients, any floating dtype.
+            memory: Where the residual is.
+            payload: uint8, zeros; the table says where each block goes.
+            status: uint8 per parameter; blocks of parameters that are not PRESENT are left out. A parameter whose
+                p is not finite is set to NONFINITE here, and its non-finite blocks leave no trace in the memory.
+            weight: 1, or 1 / world size where the exchange adds up payloads.
+            scale: The loss scale of ``values``.
+            salt: Counter of the random numbers.
+        """
+        if not len(self.table):
+            return
+        if values.dtype not in (torch.float32, torch.float64):
+            values = values.float()
+        statistics = self._statistics(values, memory, len(status), weight, scale)
+        if self._kernels is None:
+            self._encode_reference(values, memory, payload, status, weight, scale, salt, statistics)
+            return
+        kernels, (real, integer) = self._kernels, _NUMPY_TYPES[values.dtype]
+        p = np.empty(self.longest + 1, real)
+        shared = np.empty(0, np.float32) if statistics is None else statistics[self.table[:, col.PARAMETER]].numpy()
+        status_array = status.numpy()
+        job = EncodeJob(
+            values=values.numpy(),
+            weight=real(weight),
+            scale=real(scale),
+            unscale=real(1.0 / (weight * float(scale))),
+            state=memory.state.numpy(),
+            read=memory.read.numpy(),
+            write=memory.write.numpy(),
+            compensate=memory.compensate,
+            update=memory.update,
+            payload=payload.numpy(),
+            table=self.table.numpy(),
+            status=status_array,
+            marks=status_array.copy(),
+            salt=salt,
+            shared=shared,
+            p=p,
+            bits=p.view(integer),
+            mask=integer(np.iinfo(integer).max),
+        )
+        kernels.encode(job, *kernels.arguments)
+        np.copyto(status_array, job.marks)
+
+    def decode(
+        self,
+        payload: Tensor,
+        out: Tensor,
+        status: Tensor,
+        *,
+        stride: int = 0,
+        ranks: int = 1,
+        weight: float = 1.0,
+        salt: int = 0,
+    ) -> None:
+        """out <- weight * sum over ranks of decode(payload[rank * stride:]), for the blocks of the table.
+
+        Blocks of ABSENT parameters leave ``out`` alone, blocks of NONFINITE ones become NaN.
+        """
+        if not len(self.table):
+            return
+        real_out = out if out.dtype in (torch.float32, torch.float64) else out.float()
+        if self._kernels is None:
+            self._decode_reference(payload, real_out, status, stride, ranks, weight, salt)
+        else:
+            real = _NUMPY_TYPES[real_out.dtype][0]
+            job = DecodeJob(
+                payload=payload.numpy(),
+                stride=stride,
+                ranks=ranks,
+                out=real_out.numpy(),
+                weight=real(weight),
+                table=self.table.numpy(),
+                status=status.numpy(),
+                salt=salt,
+                total=np.empty(self.longest, real),
+            )
+            self._kernels.decode(job, *self._kernels.arguments)
+        if real_out is not out:
+            out.copy_(real_out)
+
+    def _statistics(
+        self, values: Tensor, memory: MemoryView, parameters: int, weight: float, scale: float | Tensor
+    ) -> Tensor | None:
+        """One scale per tensor: float32 per parameter of the bucket. The papers' granularity costs a pass of its own."""
+        statistics = None
+        for row in self._tensors:
+            source, state, parameter = row[col.SOURCE], row[col.STATE], row[col.PARAMETER]
+            numel = int(self.table[self.table[:, col.PARAMETER] == parameter, col.LENGTH].sum())
+            p = values[source : source + numel]
+            if memory.compensate:
+                index = torch.arange(state, state + numel, device=values.device) + memory.read[parameter]
+                p = p + scale * memory.state[index]
+            one = self.compressor.statistic(weight * p, row[col.ROW])
+            if one is not None:
+                statistics = values.new_zeros(parameters, dtype=torch.float32) if statistics is None else statistics
+                statistics[parameter] = to_float32(one)
+        return statistics
+
+    def _encode_reference(
+        self,
+        values: Tensor,
+        memory: MemoryView,
+        payload: Tensor,
+        status: Tensor,
+        weight: float,
+        scale: float | Tensor,
+        salt: int,
+        statistics: Tensor | None,
+    ) -> None:
+        present = status == col.PRESENT
+        for group in self._groups:
+            p = values[group.source]
+            if memory.compensate:
+                old = memory.state[group.state + memory.read[group.parameter].unsqueeze(1)]
+                p = p + scale * old
+            p = weight * p
+            finite = torch.isfinite(p).all(dim=1)
+            marks = torch.where(present[group.parameter] & ~finite, col.NONFINITE, col.ABSENT).to(torch.uint8)
+            status.scatter_reduce_(0, group.parameter, marks, "amax")
+            coded = (present[group.parameter] & finite).unsqueeze(1)
+            p = torch.where(coded, p, 0.0)
+            blocks = group.blocks(salt, None if statistics is None else statistics[group.parameter])
+            code = self.compressor.encode(p, blocks)
+            payload[group.payload_index(code.shape[1])] = code
+            if memory.update:
+                left = (p - self.compressor.decode(code, blocks).to(p.dtype)) * (1.0 / (weight * scale))
+                write = group.state + memory.write[group.parameter].unsqueeze(1)
+                memory.state[write] = torch.where(coded, left, old if memory.compensate else 0.0)
+
+    def _decode_reference(
+        self, payload: Tensor, out: Tensor, status: Tensor, stride: int, ranks: int, weight: float, salt: int
+    ) -> None:
+        for group in self._groups:
+            blocks = group.blocks(salt, None)
+            index = group.payload_index(self.compressor.payload_nbytes(group.length, group.row))
+            total = torch.zeros(group.source.shape, dtype=out.dtype, device=out.device)
+            for rank in range(ranks):
+                total += self.compressor.decode(payload[index + rank * stride], blocks).to(out.dtype)
+            seen = status[group.parameter].unsqueeze(1)
+            total = torch.where(seen == col.NONFINITE, torch.nan, weight * total)
+            out[group.source] = torch.where(seen == col.ABSENT, out[group.source], total)
+
+
+def compile_kernels(compressors: Iterable[Compressor], dtypes: Iterable[torch.dtype]) -> None:
+    """Runs every CPU kernel once on one element, as the exchange will run it."""
+    row = torch.zeros(1, col.COLUMNS, dtype=torch.int64)
+    row[0, col.LENGTH] = row[0, col.ROW] = 1
+    zero, status = torch.zeros(1, dtype=torch.int64), torch.full((1,), col.PRESENT, dtype=torch.uint8)
+    for compressor, dtype in product(compressors, dtypes):
+        codec = BlockCodec(compressor, row)
+        values = torch.ones(1, dtype=dtype)
+        payload = torch.zeros(compressor.payload_nbytes(1, 1), dtype=torch.uint8)
+        codec.encode(values, MemoryView(torch.zeros(1, dtype=dtype), zero, zero, True, True), payload, status)
+        codec.decode(payload, values, status)
+
+
+_NUMPY_TYPES = {torch.float32: (np.float32, np.int32), torch.float64: (np.float64, np.int64)}
+
+
+@dataclass(frozen=True)
+class _EqualBlocks:
+    """Blocks of one length and one row length, as index matrices."""
+
+    length: int
+    row: int
+    source: Tensor
+    state: Tensor
+    parameter: Tensor
+    payload: Tensor
+    start: Tensor
+    key: Tensor
+
+    def blocks(self, salt: int, statistic: Tensor | None) -> Blocks:
+        return Blocks(self.length, self.row, self.start, self.key, salt, statistic)
+
+    def payload_index(self, nbytes: int) -> Tensor:
+        return self.payload + torch.arange(nbytes, device=self.payload.device)
+
+
+def _equal_blocks(table: Tensor) -> Iterator[_EqualBlocks]:
+    if not len(table):
+        return
+    for length, row in torch.unique(table[:, [col.LENGTH, col.ROW]], dim=0).tolist():
+        part = table[(table[:, col.LENGTH] == length) & (table[:, col.ROW] == row)]
+        element = torch.arange(length, device=table.device)
+        yield _EqualBlocks(
+            length=length,
+            row=row,
+            source=part[:, col.SOURCE, None] + element,
+            state=part[:, col.STATE, None] + element,
+            parameter=part[:, col.PARAMETER],
+            payload=part[:, col.PAYLOAD, None],
+            start=part[:, col.START],
+            key=part[:, col.KEY],
+        )
+
+

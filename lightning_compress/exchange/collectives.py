@@ -1,0 +1,103 @@
+"""The collectives of the exchanges as values: what travels, how to start it, and how many bytes that is on the wire."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# renamed in torch 2.14, the old name warns there
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Collective(ABC):
+    """One collective of one rank; ``start`` issues it on a process group and returns the work to wait for."""
+
+    @abstractmethod
+    def start(self, group: dist.ProcessGroup) -> dist.Work:
+        """Issues the collective without waiting."""
+
+    @abstractmethod
+    def wire_bytes(self, rank: int, world_size: int) -> tuple[Fraction, Fraction]:
+        """Bytes that this rank puts on and takes from the wire; its own part never travels."""
+
+
+@dataclass
+class AllReduce(Collective):
+    """Sum over the ranks, in place; a ring moves 2 (N - 1) / N of the tensor. Sparse tensors are gathered instead."""
+
+    tensor: Tensor
+
+    def start(self, group: dist.ProcessGroup) -> dist.Work:
+        return dist.all_reduce(self.tensor, group=group, async_op=True)
+
+    def wire_bytes(self, rank: int, world_size: int) -> tuple[Fraction, Fraction]:
+        if self.tensor.is_sparse:
+            parts = (self.tensor._indices(), self.tensor._values())
+            sent = Fraction((world_size - 1) * sum(part.numel() * part.element_size() for part in parts))
+        else:
+            sent = Fraction(2 * (world_size - 1) * self.tensor.numel() * self.tensor.element_size(), world_size)
+        return sent, sent
+
+
+@dataclass
+class AllGather(Collective):
+    """Everybody's ``send`` [n], one after the other in ``receive`` [N * n]."""
+
+    send: Tensor
+    receive: Tensor
+
+    def start(self, group: dist.ProcessGroup) -> dist.Work:
+        return _all_gather_single(self.receive, self.send, group=group, async_op=True)
+
+    def wire_bytes(self, rank: int, world_size: int) -> tuple[Fraction, Fraction]:
+        sent = Fraction((world_size - 1) * self.send.numel() * self.send.element_size())
+        return sent, sent
+
+
+@dataclass
+class AllToAll(Collective):
+    """Part r of ``send`` goes to rank r; ``receive`` gets one equally long part from every rank."""
+
+    send: Tensor
+    receive: Tensor
+    splits: list[int]
+    """Elements of ``send`` for every rank."""
+
+    def start(self, group: dist.ProcessGroup) -> dist.Work:
+        ranks = len(self.splits)
+        return dist.all_to_all_single(
+            self.receive, self.send, [self.receive.numel() // ranks] * ranks, self.splits, group=group, async_op=True
+        )
+
+    def wire_bytes(self, rank: int, world_size: int) -> tuple[Fraction, Fraction]:
+        size = self.send.element_size()
+        received = self.receive.numel() * (world_size - 1) // world_size
+        return Fraction((self.send.numel() - self.splits[rank]) * size), Fraction(received * size)
+
+
+def perform(collectives: list[Collective]) -> None:
+    """Carries out one collective of N simulated ranks inside one process; item r belongs to rank r."""
+    first = collectives[0]
+    if isinstance(first, AllReduce):
+        # summed in rank order, as one rank after the other adds its part
+        tensors = [c.tensor for c in collectives if isinstance(c, AllReduce)]
+        total = tensors[0].clone()
+        for tensor in tensors[1:]:
+            total += tensor
+        for tensor in tensors:
+            tensor.copy_(total)
+    elif isinstance(first, AllGather):
+        gathered = [c for c in collectives if isinstance(c, AllGather)]
+        everything = torch.cat([c.send for c in gathered])
+        for c in gathered:
+            c.receive.copy_(everything)
+    else:
+        exchanged = [c for c in collectives if isinstance(c, AllToAll)]
+        parts = [c.send.split(c.splits) for c in exchanged]
+        for rank, c in enumerate(exchanged):
+            c.receive.copy_(torch.cat([part[rank] for part in parts]))

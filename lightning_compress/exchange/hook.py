@@ -1,0 +1,157 @@
+"""The gradient exchange of a DistributedDataParallel model: one bucket comes in, its mean over all ranks goes out."""
+
+from __future__ import annotations
+
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from lightning_compress.compressors.base import Compressor
+from lightning_compress.exchange.dense import DenseRule
+from lightning_compress.exchange.memories import Memories
+from lightning_compress.exchange.runtime import Runtime, compile_for
+from lightning_compress.exchange.settings import ExchangeName, ExchangeSettings, MemoryName
+from lightning_compress.exchange.stats import ExchangeStats
+from lightning_compress.memory.error_feedback import ErrorFeedback
+
+
+class GradientExchange:
+    """Compresses what data-parallel workers say to each other. Needs no Lightning.
+
+    The steps, per bucket and optimizer step:
+
+    1. The bucket's plan: which blocks, which code, who owns them (computed once per bucket layout).
+    2. Worker: p = gradient + residual; encode; residual = p - decode(encode(p)).
+    3. Exchange the payloads; in a two-way exchange the owners average, add their own residual and encode again.
+    4. Decode into DDP's buffer. Every rank decodes the same bytes, so parameters stay bit-identical.
+
+    Args:
+        compressor: A name or an instance; more bits are gentler, fewer faster.
+        memory: "auto" (error feedback for biased compressors), "none", "error_feedback" or an instance.
+        exchange: "auto" (all_reduce where payloads can be added, else two_way), "all_reduce", "all_gather" (only for a few
+            ranks: its traffic grows with their number) or "two_way".
+        dense: How norms, biases and other small tensors travel: "auto", a code, a size in bytes, or a ``DenseRule``.
+        start_step: Optimizer steps that are exchanged dense before compression begins.
+
+    Raises:
+        ValueError: An argument is unknown or does not go with another.
+    """
+
+    def __init__(
+        self,
+        compressor: str | Compressor = "quantize",
+        memory: MemoryName | ErrorFeedback = "auto",
+        exchange: ExchangeName = "auto",
+        dense: str | int | DenseRule = "auto",
+        start_step: int = 0,
+    ) -> None:
+        self.settings = ExchangeSettings.make(compressor, memory, exchange, dense, start_step)
+        self._stats = ExchangeStats()
+        self._step = 0
+        self._runtime: Runtime | None = None
+        self._memories: Memories | None = None
+        self._module: weakref.ref[torch.nn.Module] | None = None
+
+    def attach(
+        self, ddp: DistributedDataParallel, grad_scaler: Any | None = None, timeout: timedelta | None = None
+    ) -> GradientExchange:
+        """Takes over the gradient exchange of ``ddp``; called on all ranks. Wrapping the same module again keeps its memories.
+
+        Args:
+            ddp: A wrapped model that has no communication hook yet.
+            grad_scaler: The ``torch.amp.GradScaler`` of the training, if any: memories then hold unscaled values, and a
+                skipped step leaves them as they were.
+            timeout: Of the exchange's own process groups; None: that of the default group.
+
+        Raises:
+            ValueError: ``ddp`` cannot be served; the message says why and what to do.
+        """
+        self.close()
+        refuse_python_reducer(ddp)
+        known = self._module is not None and self._module() is ddp.module
+        memories = self._memories if known else None
+        self._runtime = Runtime(self.settings, self._stats, ddp, grad_scaler, timeout, memories)
+        self._memories, self._module = self._runtime.memories, weakref.ref(ddp.module)
+        ddp.register_comm_hook(None, self._hook)
+        return self
+
+    def compile(self, module: torch.nn.Module) -> None:
+        """Compiles the CPU kernels for ``module`` ahead of ``attach``, best before the process group exists."""
+        compile_for(self.settings, module)
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of this rank since the start, and of the last step.
+
+        Returns:
+            steps; bytes_sent and bytes_received (on the wire, everything counted); dense_bytes (what a fp32 ring all-reduce of
+            the same gradients sends); ratio = dense_bytes / bytes_sent; encode_seconds, decode_seconds, wait_seconds (waiting
+            for collectives, summed over the pipeline's stages: much of it is hidden behind backward); ``last``: the same of
+            the last step.
+        """
+        return self._stats.as_dict()
+
+    def close(self) -> None:
+        """Ends threads and removes hooks. No collective runs in here. The figures stay readable."""
+        if self._runtime is not None:
+            self._runtime.close()
+            self._runtime = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_runtime": None, "_memories": None, "_module": None}
+
+    # DDP inspects the signature: the second parameter must be called bucket and must not carry a string annotation
+    def _hook(self, _state, bucket):  # type: ignore[no-untyped-def]
+        runtime = self._runtime
+        if runtime is None:
+            raise RuntimeError("lightning-compress: the gradient exchange of this model was closed; attach() it again.")
+        if bucket.index() == 0:
+            runtime.begin_step()
+        dense = self._step < self.settings.start_step
+        future = runtime.exchange(bucket, self._step, dense)
+        if bucket.is_last():
+            self._step += 1
+        return future
+
+
+def refuse_python_reducer(ddp: DistributedDataParallel | None = None) -> None:
+    """Raises if torch.compile is set to bypass DDP's buckets (for ``ddp``, or for models wrapped from now on)."""
+    if ddp is None:
+        import torch._dynamo.config as dynamo
+
+        used = dynamo.optimize_ddp in ("python_reducer", "python_reducer_without_compiled_forward")
+    else:
+        used = getattr(ddp, "_use_python_reducer", False)
+    if used:
+        raise ValueError(
+            "torch._dynamo.config.optimize_ddp='python_reducer' gives communication hooks no buckets; "
+            "set torch._dynamo.config.optimize_ddp = True (or False) before wrapping the model."
+        )
+
+
+def register_comm_hook(
+    ddp: DistributedDataParallel,
+    compressor: str | Compressor = "quantize",
+    memory: MemoryName | ErrorFeedback = "auto",
+    exchange: ExchangeName = "auto",
+    dense: str | int | DenseRule = "auto",
+    start_step: int = 0,
+    grad_scaler: Any | None = None,
+) -> GradientExchange:
+    """Gives plain DistributedDataParallel (or Fabric) the compressed gradient exchange; called on all ranks.
+
+    Args:
+        ddp: The wrapped model, without another communication hook.
+        compressor: See ``GradientExchange``, like the next four.
+        memory: What workers remember.
+        exchange: How payloads travel.
+        dense: How small tensors travel.
+        start_step: Dense steps before compression begins.
+        grad_scaler: The ``torch.amp.GradScaler`` of the training loop, if it has one.
+
+    Returns:
+        The exchange: ``stats()`` reads its figures, ``close()`` ends its threads.
+    """
+    return GradientExchange(compressor, memory, exchange, dense, start_step).attach(ddp, grad_scaler)

@@ -1,0 +1,160 @@
+"""Runs exchanges so that compression, communication and backward overlap, in the same order on every rank.
+
+An exchange is a generator of collectives (see ``topology``). On the CPU its stages run in ordered threads: stage i resumes
+the generator for the (i+1)-th time and issues the collective that comes out on group i. Each group is used by one thread
+only, and every queue is first in, first out: all ranks issue the same collectives in the same order by construction.
+(Chaining collectives in future callbacks is what kills torch's PowerSGD hook on gloo.) On CUDA everything is enqueued from
+the calling thread on side streams, and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_compress.exchange.collectives import Collective
+from lightning_compress.exchange.stats import ExchangeStats
+from lightning_compress.exchange.topology import Steps
+
+
+@dataclass
+class Exchange:
+    """One bucket on its way through the pipeline."""
+
+    steps: Steps
+    buffer: Tensor
+    future: torch.futures.Future[Tensor]
+    label: str
+    stats: ExchangeStats
+    work: dist.Work | None = None
+
+
+class Pipeline(ABC):
+    """Carries exchanges; ``submit`` returns at once, ``close`` ends it."""
+
+    def __init__(self, groups: list[dist.ProcessGroup]) -> None:
+        self._groups = groups
+        self._rank, self._world_size = dist.get_rank(groups[0]), dist.get_world_size(groups[0])
+
+    @abstractmethod
+    def submit(self, steps: Steps, buffer: Tensor, label: str, stats: ExchangeStats) -> torch.futures.Future[Tensor]:
+        """Starts an exchange.
+
+        Args:
+            steps: The exchange.
+            buffer: What the future will hold.
+            label: Names step and bucket in an error.
+            stats: Counts the bytes of each collective.
+        """
+
+    def close(self) -> None:
+        """Ends the pipeline; no collective runs in here."""
+
+    def _issue(self, collective: Collective, stage: int, stats: ExchangeStats) -> dist.Work:
+        stats.count_wire(collective, self._rank, self._world_size)
+        return collective.start(self._groups[stage])
+
+
+class ThreadPipeline(Pipeline):
+    """The CPU pipeline: one thread more than there are groups.
+
+    Args:
+        groups: One process group for each collective of an exchange, in their order.
+    """
+
+    def __init__(self, groups: list[dist.ProcessGroup]) -> None:
+        super().__init__(groups)
+        self._queues: list[queue.SimpleQueue[Exchange | None]] = [queue.SimpleQueue() for _ in range(len(groups) + 1)]
+        # daemons: a process that dies of an error elsewhere must not wait for a peer that is gone
+        self._threads = [
+            threading.Thread(target=self._serve, args=(stage,), name=f"lightning-compress-{stage}", daemon=True)
+            for stage in range(len(self._queues))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, steps: Steps, buffer: Tensor, label: str, stats: ExchangeStats) -> torch.futures.Future[Tensor]:
+        exchange = Exchange(steps, buffer, torch.futures.Future(), label, stats)
+        self._queues[0].put(exchange)
+        return exchange.future
+
+    def close(self) -> None:
+        for waiting in self._queues:
+            waiting.put(None)
+        for thread in self._threads:
+            thread.join(timeout=5.0)
+
+    @torch.no_grad()  # grad mode is a property of the thread
+    def _serve(self, stage: int) -> None:
+        while (exchange := self._queues[stage].get()) is not None:
+            try:
+                self._advance(exchange, stage)
+            except BaseException as error:  # a future that is never completed would hang backward for ever
+                exchange.future.set_exception(_describe(error, exchange.label))
+
+    def _advance(self, exchange: Exchange, stage: int) -> None:
+        if exchange.work is not None:
+            with exchange.stats.time("wait", torch.device("cpu")):
+                exchange.work.wait()
+        collective = next(exchange.steps, None)
+        if collective is None:
+            exchange.future.set_result(exchange.buffer)
+            return
+        exchange.work = self._issue(collective, stage, exchange.stats)
+        self._queues[stage + 1].put(exchange)
+
+
+class StreamPipeline(Pipeline):
+    """The CUDA pipeline: a few side streams in turn, one communicator, everything issued by the calling thread.
+
+    Args:
+        groups: One communicator; several used at once would have to be ordered among each other.
+        device: The device of the buckets.
+    """
+
+    _STREAMS = 3
+
+    def __init__(self, groups: list[dist.ProcessGroup], device: torch.device) -> None:
+        super().__init__(groups)
+        self._device = device
+        self._streams = [torch.cuda.Stream(device) for _ in range(self._STREAMS)]
+        self._next = 0
+
+    @torch.no_grad()
+    def submit(self, steps: Steps, buffer: Tensor, label: str, stats: ExchangeStats) -> torch.futures.Future[Tensor]:
+        stream = self._streams[self._next]
+        self._next = (self._next + 1) % len(self._streams)
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[self._device])
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        buffer.record_stream(stream)
+        with torch.cuda.stream(stream):
+            try:
+                for collective in steps:
+                    work = self._issue(collective, 0, stats)
+                    with stats.time("wait", self._device):
+                        work.wait()  # the stream waits, the host does not
+                future.set_result(buffer)
+            except BaseException as error:
+                future.set_exception(_describe(error, label))
+        return future
+
+
+def _describe(error: BaseException, label: str) -> RuntimeError:
+    """DDP shows only the text of an exception: it must say where it happened."""
+    message = RuntimeError(f"lightning-compress: the exchange of {label} failed: {type(error).__name__}: {error}")
+    message.__cause__ = error
+    return message
+
+
+def make_pipeline(device: torch.device, collectives: int, new_group: Any) -> Pipeline:
+    """The pipeline for ``device``; ``new_group()`` makes a process group over all ranks and is called on all of them."""
+    if device.type == "cuda":
+        return StreamPipeline([new_group()], device)
+    return ThreadPipeline([new_group() for _ in range(collectives)])

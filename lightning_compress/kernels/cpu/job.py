@@ -1,0 +1,176 @@
+"""What every CPU kernel is given, and the first and last steps that all of them share.
+
+A block is loaded into a scratch array that stays in the cache (gradient and residual are read once), coded there, and what
+coding left out is written back to the memory: one pass over the large arrays whatever the compressor does in between.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from lightning_compress.kernels.table import ABSENT, LENGTH, NONFINITE, PARAMETER, PRESENT, SOURCE, STATE
+
+Array = npt.NDArray[np.generic]
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+class EncodeJob(NamedTuple):
+    """Arguments of an encode kernel. T is float32 or float64, P the parameters of the bucket, n the blocks."""
+
+    values: Array
+    """T: gradients (or the owner's means), flat."""
+    weight: np.floating
+    """T: p = weight * (values + scale * state)."""
+    scale: np.floating
+    """T: the loss scale; the state holds unscaled values."""
+    unscale: np.floating
+    """T: 1 / (weight * scale)."""
+    state: Array
+    """T: the memory's flat store."""
+    read: Array
+    """int64 [P]: added to a block's state offset when it is read (which of two stores is current)."""
+    write: Array
+    """int64 [P]: the same when it is written."""
+    compensate: bool
+    """Whether p includes the state."""
+    update: bool
+    """Whether p - decode(encode(p)) is written to the state."""
+    payload: Array
+    """uint8, zeros on entry."""
+    table: Array
+    """int64 [n, COLUMNS]."""
+    status: Array
+    """uint8 [P]: only PRESENT parameters are coded."""
+    marks: Array
+    """uint8 [P]: NONFINITE is written for parameters that hold an inf or NaN."""
+    salt: int
+    """Counter of the random numbers."""
+    shared: Array
+    """float32 [n]: scale statistic of each block's whole tensor, or [0]: every block takes its own."""
+    p: Array
+    """T [longest + 1]: the block at hand; becomes p - decoded."""
+    bits: Array
+    """The same memory as signed integers of T's width."""
+    mask: np.signedinteger
+    """All bits of such an integer but the sign."""
+
+
+class DecodeJob(NamedTuple):
+    """Arguments of a decode kernel: out = weight * sum over ranks of the decoded blocks."""
+
+    payload: Array
+    """uint8: the payloads of all ranks, one every ``stride`` bytes."""
+    stride: int
+    ranks: int
+    out: Array
+    """T: bucket or shard, flat."""
+    weight: np.floating
+    table: Array
+    status: Array
+    """uint8 [P]: ABSENT parameters are left alone, NONFINITE ones become NaN."""
+    salt: int
+    total: Array
+    """T [longest]: scratch of the sum."""
+
+
+@njit(nogil=True, cache=True)
+def load(job, b):
+    """Puts the block's p into ``job.p``; returns its largest magnitude, or -1 if there is nothing to code."""
+    row = job.table[b]
+    parameter = row[PARAMETER]
+    if job.status[parameter] != PRESENT:
+        return job.weight * 0 - 1
+    n, p, weight, scale = row[LENGTH], job.p, job.weight, job.scale  # locals and slices: LLVM makes vector code of these loops
+    values = job.values[row[SOURCE] : row[SOURCE] + n]
+    if job.compensate:
+        at = row[STATE] + job.read[parameter]
+        state = job.state[at : at + n]
+        for i in range(n):
+            p[i] = weight * (values[i] + scale * state[i])
+    else:
+        for i in range(n):
+            p[i] = weight * values[i]
+    peak = magnitude(job, n)
+    if not peak < np.inf:
+        job.marks[parameter] = NONFINITE
+        return job.weight * 0 - 1
+    return peak
+
+
+@njit(nogil=True, cache=True)
+def magnitude(job, n):
+    """max |p|. As integers, magnitudes are ordered like the numbers with inf and NaN on top, and the loop is vector code."""
+    bits, top = job.bits, 0
+    for i in range(n):
+        word = bits[i] & job.mask
+        if word > top:
+            top = word
+    last = bits.shape[0] - 1
+    bits[last] = top
+    return job.p[last]
+
+
+@njit(nogil=True, cache=True)
+def store(job, b):
+    """Writes what ``job.p`` now holds (p - decoded) to the memory, in unscaled units."""
+    if job.update:
+        row = job.table[b]
+        n, p, unscale = row[LENGTH], job.p, job.unscale
+        at = row[STATE] + job.write[row[PARAMETER]]
+        state = job.state[at : at + n]
+        for i in range(n):
+            state[i] = p[i] * unscale
+
+
+@njit(nogil=True, cache=True)
+def wants(job, b):
+    """Whether the block is to be decoded; if so, ``job.total`` is zeroed. A non-finite parameter is filled with NaN here."""
+    row = job.table[b]
+    status = job.status[row[PARAMETER]]
+    if status == ABSENT:
+        return False
+    if status == NONFINITE:
+        for i in range(row[SOURCE], row[SOURCE] + row[LENGTH]):
+            job.out[i] = np.nan
+        return False
+    total = job.total
+    for i in range(row[LENGTH]):
+        total[i] = 0
+    return True
+
+
+@njit(nogil=True, cache=True)
+def finish(job, b):
+    """Writes weight * total to the block's place."""
+    row = job.table[b]
+    n, total, weight = row[LENGTH], job.total, job.weight
+    out = job.out[row[SOURCE] : row[SOURCE] + n]
+    for i in range(n):
+        out[i] = weight * total[i]
+
+
+@njit(nogil=True, cache=True)
+def put_float32(payload, offset, value):
+    """Stores a float32 at any byte offset, little-endian."""
+    word = np.float32(value).view(np.uint32)
+    for k in range(4):
+        payload[offset + k] = (word >> np.uint32(8 * k)) & np.uint32(255)
+
+
+@njit(nogil=True, cache=True)
+def get_float32(payload, offset):
+    """Reads a float32 from any byte offset, little-endian."""
+    word = 0
+    for k in range(4):
+        word |= np.int64(payload[offset + k]) << (8 * k)
+    return np.uint32(word).view(np.float32)
+
+
+@njit(nogil=True, cache=True)
+def to_float32(value):
+    """Rounds to float32; finite values beyond its range saturate."""
+    return np.float32(min(max(value, -FLOAT32_MAX), FLOAT32_MAX))

@@ -1,0 +1,45 @@
+"""The k largest magnitudes of a block, each sent as its sign times twice the smallest of them.
+
+Code: [amplitude: bf16][k indices of ceil(log2(n)) bits][k signs of one bit, 1 for minus].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_compress.kernels.reference.bits import TINY, from_bytes, pack, packed_nbytes, to_bytes, to_float32, unpack
+from lightning_compress.kernels.reference.cast import saturating_cast
+from lightning_compress.kernels.reference.selection import indices_of, largest, scatter
+
+FLOOR = 0.25
+"""Elements below this share of the block's peak are not sent (see ``CenteredTopK``); a power of two, so that it is exact."""
+
+
+def index_bits(numel: int) -> int:
+    """Bits of one index into a block of ``numel`` elements."""
+    return max(1, (numel - 1).bit_length())
+
+
+def encode(p: Tensor, k: int) -> Tensor:
+    """Codes of ``p`` [m, n]: uint8 [m, 2 + ceil(k * index_bits(n) / 8) + ceil(k / 8)]."""
+    magnitude = p.abs()
+    peak = magnitude.amax(dim=1, keepdim=True)
+    chosen = largest(magnitude, k) & (magnitude >= FLOOR * peak) & (peak >= TINY)
+    smallest = torch.where(chosen, magnitude, torch.inf).amin(dim=1, keepdim=True)
+    smallest = torch.where(peak >= TINY, smallest, 0.0)
+    indices = indices_of(chosen, k)
+    used = torch.arange(k, device=p.device) < chosen.sum(dim=1, keepdim=True)
+    signs = (p.gather(1, indices) < 0) & used
+    amplitude = saturating_cast(2.0 * to_float32(smallest).double(), torch.bfloat16)
+    return torch.cat([to_bytes(amplitude), pack(indices, index_bits(p.shape[1])), pack(signs, 1)], dim=1)
+
+
+def decode(payload: Tensor, numel: int, k: int) -> Tensor:
+    """float32 values [m, numel] of the codes in ``payload``."""
+    width = index_bits(numel)
+    at = 2 + packed_nbytes(k, width)
+    amplitude = from_bytes(payload[:, :2], torch.bfloat16).to(torch.float32)
+    indices = unpack(payload[:, 2:at], k, width)
+    signs = unpack(payload[:, at:], k, 1)
+    return scatter(indices, torch.where(signs == 1, -amplitude, amplitude), numel)

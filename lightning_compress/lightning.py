@@ -1,0 +1,22 @@
+"""The strategy and the callback for users of ``import lightning.pytorch``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import DDPStrategy
+
+from lightning_compress.monitor import MonitorGlue
+from lightning_compress.strategy import CompressionGlue
+
+__all__ = ["CompressedStrategy", "CompressionMonitor"]
+
+
+class CompressedStrategy(CompressionGlue, DDPStrategy):
+    __doc__ = CompressionGlue.__doc__
+    root: ClassVar[str] = "lightning.pytorch"
+
+
+class CompressionMonitor(MonitorGlue, Callback):
+    __doc__ = MonitorGlue.__doc__

@@ -1,0 +1,90 @@
+"""The flat arrays in which memories keep their values, and the two copies that make a skipped step undoable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class Store:
+    """State of many parameters in one flat array, addressed by parameter name.
+
+    A DDP bucket rebuild moves nothing here: blocks know their place in the store, not in the bucket.
+
+    With ``transactional`` (under a loss scaler) the array exists twice. An exchange writes the copy that is not current;
+    ``settle`` makes it current for the parameters whose optimizer step was taken, and forgets it for those whose step was
+    skipped. Nothing is copied and, on CUDA, nothing is read by the host.
+
+    Args:
+        sizes: Elements per parameter, in the order of ``named_parameters()``.
+        dtype: float32 or float64.
+        device: Where the gradients are.
+        transactional: Whether steps may be undone.
+    """
+
+    def __init__(self, sizes: dict[str, int], dtype: torch.dtype, device: torch.device, transactional: bool) -> None:
+        self.sizes = sizes
+        self.offsets: dict[str, int] = {}
+        total = 0
+        for name, size in sizes.items():
+            self.offsets[name] = total
+            total += size
+        self._total = total
+        self._transactional = transactional
+        self._index = {name: i for i, name in enumerate(sizes)}
+        self.data = torch.zeros(total * (2 if transactional else 1), dtype=dtype, device=device)
+        self._current = torch.zeros(len(sizes), dtype=torch.int64, device=device)
+        self._dirty = torch.zeros(len(sizes), dtype=torch.bool, device=device)
+
+    def view(self, names: Sequence[str]) -> StoreView:
+        """Access for one exchange of a bucket with the parameters ``names``."""
+        index = torch.tensor([self._index[name] for name in names], dtype=torch.int64, device=self.data.device)
+        if not self._transactional:
+            zero = torch.zeros_like(index)
+            return StoreView(self, index, read=zero, write=zero)
+        current, dirty = self._current[index], self._dirty[index]
+        # a second exchange before the optimizer step goes on from what the first one wrote
+        return StoreView(self, index, read=(current ^ dirty) * self._total, write=(1 - current) * self._total)
+
+    def mark_written(self, index: Tensor, written: Tensor) -> None:
+        """Notes that an exchange has written these parameters."""
+        if self._transactional:
+            self._dirty[index] |= written
+
+    def settle(self, stepped: Sequence[str], keep: Tensor | bool) -> None:
+        """Ends the open exchanges.
+
+        Args:
+            stepped: Parameters whose optimizer has stepped since.
+            keep: False: the scaler found an overflow, and everything written since is forgotten.
+        """
+        if not self._transactional:
+            return
+        keep = torch.as_tensor(keep, device=self._dirty.device)
+        done = torch.zeros_like(self._dirty)
+        done[[self._index[name] for name in stepped if name in self._index]] = True
+        commit = self._dirty & done & keep
+        self._current ^= commit.to(torch.int64)
+        self._dirty &= ~(commit | ~keep)
+
+    def read(self, name: str) -> Tensor:
+        """The settled state of a parameter, a view [size]."""
+        start = self.offsets[name] + int(self._current[self._index[name]]) * self._total
+        return self.data[start : start + self.sizes[name]]
+
+
+@dataclass
+class StoreView:
+    """One exchange's access to a store: which copy of each of the bucket's parameters is read and which is written."""
+
+    store: Store
+    index: Tensor
+    read: Tensor
+    write: Tensor
+
+    def mark_written(self, written: Tensor) -> None:
+        """Notes which of the bucket's parameters this exchange has written, bool [parameters]."""
+        self.store.mark_written(self.index, written)

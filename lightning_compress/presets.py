@@ -1,0 +1,38 @@
+"""The named settings: ``strategy="compressed_<preset>"``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "": {},
+    "_bf16": {"compressor": "bf16"},
+    "_fp16": {"compressor": "fp16"},
+    "_fp8": {"compressor": "fp8"},
+    "_quantize": {"compressor": "quantize"},
+    "_ternary": {"compressor": "ternary"},
+    "_centered": {"compressor": "centered"},
+    "_onebit": {"compressor": "onebit"},
+    "_topk": {"compressor": "topk"},
+    "_randomk": {"compressor": "randomk"},
+    "_dithering": {"compressor": "dithering"},
+    "_natural": {"compressor": "natural"},
+}
+"""Arguments of ``CompressedStrategy`` by the suffix of the strategy's name. A compressor's name stands for its defaults."""
+
+_LAUNCHERS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
+_UNUSED: dict[str, dict[str, Any]] = {
+    "": {},
+    "_find_unused_parameters_false": {"find_unused_parameters": False},
+    "_find_unused_parameters_true": {"find_unused_parameters": True},
+}
+
+
+def strategy_names() -> dict[str, dict[str, Any]]:
+    """Every registered strategy name with its arguments: presets x launchers x detection of unused parameters."""
+    return {
+        f"compressed{preset}{launcher}{unused}": {**arguments, "start_method": method, **detection}
+        for preset, arguments in PRESETS.items()
+        for launcher, method in _LAUNCHERS.items()
+        for unused, detection in _UNUSED.items()
+    }

@@ -1,0 +1,22 @@
+"""The strategy and the callback for users of ``import pytorch_lightning``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.strategies import DDPStrategy
+
+from lightning_compress.monitor import MonitorGlue
+from lightning_compress.strategy import CompressionGlue
+
+__all__ = ["CompressedStrategy", "CompressionMonitor"]
+
+
+class CompressedStrategy(CompressionGlue, DDPStrategy):
+    __doc__ = CompressionGlue.__doc__
+    root: ClassVar[str] = "pytorch_lightning"
+
+
+class CompressionMonitor(MonitorGlue, Callback):
+    __doc__ = MonitorGlue.__doc__

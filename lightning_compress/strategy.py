@@ -1,0 +1,130 @@
+"""Lightning's DDP strategy with a compressed gradient exchange. Glue only, for either of Lightning's two import names."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch.nn.parallel import DistributedDataParallel
+
+from lightning_compress.compressors.base import Compressor
+from lightning_compress.exchange.dense import DenseRule
+from lightning_compress.exchange.hook import GradientExchange, refuse_python_reducer
+from lightning_compress.exchange.settings import ExchangeName, MemoryName
+from lightning_compress.memory.error_feedback import ErrorFeedback
+from lightning_compress.presets import strategy_names
+
+if TYPE_CHECKING:
+    from pytorch_lightning.strategies import DDPStrategy
+    from pytorch_lightning.strategies.strategy_registry import _StrategyRegistry
+else:
+    DDPStrategy = object  # the import name in use supplies it as the next class
+
+_REFUSED = {
+    "ddp_comm_hook": "the compressed exchange is the communication hook: choose compressor=..., or strategy='ddp' for your own hook",
+    "ddp_comm_state": "the compressed exchange is the communication hook: choose compressor=..., or strategy='ddp' for your own hook",
+    "ddp_comm_wrapper": "wrap by choosing a compressor: compressor='fp16' or 'bf16'",
+    "model_averaging_period": "post-localSGD exchanges parameters, not gradients: use strategy=DDPStrategy(...) for it",
+    "mixed_precision": "DDP's mixed precision takes the hook's place: use Trainer(precision='bf16-mixed') or '16-mixed'",
+}
+_LIGHTNING_ARGUMENTS = {
+    "accelerator",
+    "parallel_devices",
+    "cluster_environment",
+    "checkpoint_io",
+    "precision_plugin",
+    "process_group_backend",
+    "timeout",
+    "start_method",
+}
+_UNUSED_PARAMETERS = (
+    "It looks like your LightningModule has parameters that were not used in producing the loss returned by training_step. "
+    "If this is intentional, append `_find_unused_parameters_true` to the strategy's name "
+    "(`strategy='compressed_find_unused_parameters_true'`) or set `CompressedStrategy(..., find_unused_parameters=True)`."
+)
+
+
+class CompressionGlue(DDPStrategy):
+    """Mixed into a DDPStrategy: the strategy behind ``Trainer(strategy="compressed")``.
+
+    Args:
+        compressor: Code of the gradients: a name or an instance. "quantize" (4 bits) is the gentle default; see the README's
+            table for what each costs.
+        memory: "auto" (error feedback for biased compressors), "none", "error_feedback" or an instance.
+        exchange: "auto" (all_reduce where payloads can be added, else two_way), "all_reduce", "all_gather" or "two_way".
+        dense: How norms, biases and other small tensors travel: "auto", a code, a size in bytes, or a ``DenseRule``.
+        start_step: Optimizer steps that are exchanged dense before compression begins.
+        kwargs: Everything that ``DDPStrategy`` takes, except a communication hook of your own.
+
+    Raises:
+        ValueError: An argument is unknown or does not go with another; raised before any process starts.
+    """
+
+    root: ClassVar[str]
+    """Import name of Lightning that this class belongs to."""
+
+    def __init__(
+        self,
+        compressor: str | Compressor = "quantize",
+        memory: MemoryName | ErrorFeedback = "auto",
+        exchange: ExchangeName = "auto",
+        dense: str | int | DenseRule = "auto",
+        start_step: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        _check_ddp_arguments(kwargs)
+        refuse_python_reducer()
+        self.exchange = GradientExchange(compressor, memory, exchange, dense, start_step)
+        super().__init__(**kwargs)
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
+        for name, arguments in strategy_names().items():
+            settings = ", ".join(f"{key}={value}" for key, value in arguments.items())
+            strategy_registry.register(name, cls, description=f"Compressed DDP: {settings}", override=True, **arguments)
+
+    def setup_environment(self) -> None:
+        if self.lightning_module is not None:
+            # before the process group exists: nobody's timeout runs while kernels are compiled
+            self.exchange.compile(self.lightning_module)
+        super().setup_environment()
+
+    def on_exception(self, exception: BaseException) -> None:
+        if "Expected to have finished reduction in the prior iteration" in str(exception):
+            exception.args = (f"{exception} {_UNUSED_PARAMETERS}",)
+
+    def teardown(self) -> None:
+        self.exchange.close()
+        super().teardown()
+
+    def _configure_launcher(self) -> None:
+        if self.root_device.type == "mps":
+            raise ValueError("Compressed strategies need gloo or NCCL, which MPS has not: use Trainer(accelerator='cpu').")
+        super()._configure_launcher()
+
+    def _register_ddp_hooks(self) -> None:
+        # Lightning registers hooks on CUDA only and drops them silently elsewhere
+        assert isinstance(self.model, DistributedDataParallel)
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        self.exchange.attach(self.model, grad_scaler=scaler, timeout=self._timeout)
+
+    def __repr__(self) -> str:
+        # Lightning's other import name refuses this object and shows its repr: say what to do
+        other = {"pytorch_lightning": "lightning.pytorch", "lightning.pytorch": "pytorch_lightning"}[self.root]
+        module = {"pytorch_lightning": "pytorch_lightning", "lightning.pytorch": "lightning"}[other]
+        return (
+            f"<CompressedStrategy({self.exchange.settings.compressor!r}) for {self.root}.Trainer; "
+            f"{other}.Trainer takes lightning_compress.{module}.CompressedStrategy or a name such as 'compressed'>"
+        )
+
+
+def _check_ddp_arguments(arguments: dict[str, Any]) -> None:
+    """DDP would complain only when the model is wrapped, in every process."""
+    for name, remedy in _REFUSED.items():
+        if arguments.get(name) is not None:
+            raise ValueError(f"CompressedStrategy cannot take {name}: {remedy}.")
+    known = _LIGHTNING_ARGUMENTS | set(_REFUSED) | set(inspect.signature(DistributedDataParallel.__init__).parameters)
+    known -= {"self", "module", "device_ids", "output_device", "process_group"}
+    unknown = sorted(set(arguments) - known)
+    if unknown:
+        raise ValueError(f"CompressedStrategy does not know the argument {unknown[0]!r}; it takes its own and DDP's: {sorted(known)}.")
