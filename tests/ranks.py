@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import pickle
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -40,7 +41,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
 def _receive(pipe: Any, rank: int, timeout: float) -> Any:
     if not pipe.poll(timeout):
         raise TimeoutError(f"rank {rank} gave no result within {timeout} s")
-    error, result = pipe.recv()
+    error, result = pickle.loads(pipe.recv_bytes())
     if error is not None:
         raise AssertionError(f"rank {rank} failed:\n{error}")
     return result
@@ -54,6 +55,8 @@ def _serve(function: Callable[..., Any], rank: int, world_size: int, args: Any, 
         result = function(*args)
         dist.barrier()  # nobody leaves while others still read from it
         dist.destroy_process_group()
-        pipe.send((None, result))
+        answer = (None, result)
     except BaseException:
-        pipe.send((traceback.format_exc(), None))
+        answer = (traceback.format_exc(), None)
+    # pickled here: tensors sent as objects would share memory with a process that is about to end
+    pipe.send_bytes(pickle.dumps(answer))
