@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -13,12 +13,16 @@ from lightning_compress.exchange.hook import GradientExchange, refuse_python_red
 from lightning_compress.exchange.settings import ExchangeName, MemoryName
 from lightning_compress.memory.error_feedback import ErrorFeedback
 from lightning_compress.presets import strategy_names
+from lightning_compress.state import SaveMode, gather_state
 
 if TYPE_CHECKING:
     from pytorch_lightning.strategies import DDPStrategy
     from pytorch_lightning.strategies.strategy_registry import _StrategyRegistry
 else:
     DDPStrategy = object  # the import name in use supplies it as the next class
+
+STATE_KEY = "lightning_compress"
+"""Where a Lightning checkpoint keeps the state of the exchange."""
 
 _REFUSED = {
     "ddp_comm_hook": "the compressed exchange is the communication hook: choose compressor=..., or strategy='ddp' for your own hook",
@@ -54,6 +58,9 @@ class CompressionGlue(DDPStrategy):
         exchange: "auto" (all_reduce where payloads can be added, else two_way), "all_reduce", "all_gather" or "two_way".
         dense: How norms, biases and other small tensors travel: "auto", a code, a size in bytes, or a ``DenseRule``.
         start_step: Optimizer steps that are exchanged dense before compression begins.
+        save_state: What checkpoints keep of the residuals: "exact" (every rank's: world size x model size; a resumed run is
+            bit-identical; beyond 4 GiB the mean, with a warning), "mean" (one model size: what is owed to the model is kept),
+            or "none".
         kwargs: Everything that ``DDPStrategy`` takes, except a communication hook of your own.
 
     Raises:
@@ -70,9 +77,13 @@ class CompressionGlue(DDPStrategy):
         exchange: ExchangeName = "auto",
         dense: str | int | DenseRule = "auto",
         start_step: int = 0,
+        save_state: SaveMode = "exact",
         **kwargs: Any,
     ) -> None:
         _check_ddp_arguments(kwargs)
+        if save_state not in get_args(SaveMode):
+            raise ValueError(f"save_state={save_state!r} is unknown; known are {', '.join(get_args(SaveMode))}.")
+        self._save_state = save_state
         refuse_python_reducer()
         self.exchange = GradientExchange(compressor, memory, exchange, dense, start_step)
         super().__init__(**kwargs)
@@ -88,6 +99,25 @@ class CompressionGlue(DDPStrategy):
             # before the process group exists: nobody's timeout runs while kernels are compiled
             self.exchange.compile(self.lightning_module)
         super().setup_environment()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        if self._saves_state(checkpoint):
+            state = gather_state(self.exchange.state_dict(), self._save_state)
+            if state is not None:
+                checkpoint[STATE_KEY] = state
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        fitting = self.lightning_module is not None and self.lightning_module.trainer.state.fn == "fit"
+        if fitting and STATE_KEY in checkpoint and self._save_state != "none":
+            self.exchange.load_state_dict(checkpoint[STATE_KEY])
+        return checkpoint
+
+    def _saves_state(self, checkpoint: dict[str, Any]) -> bool:
+        """Not into a checkpoint of weights only, and not in a run that is being interrupted: peers may be gone."""
+        interrupted = self.lightning_module.trainer.interrupted if self.lightning_module is not None else False
+        return self._save_state != "none" and "optimizer_states" in checkpoint and not interrupted
 
     def on_exception(self, exception: BaseException) -> None:
         if "Expected to have finished reduction in the prior iteration" in str(exception):

@@ -22,10 +22,11 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
 
     ``function`` must be a module-level function. An exception on any rank is raised here with its traceback.
     """
+    pickled = pickle.dumps(args)  # tensors sent as objects would be one memory for all ranks
     with tempfile.TemporaryDirectory() as folder:
         pipes = [_context.Pipe(duplex=False) for _ in range(world_size)]
         processes = [
-            _context.Process(target=_serve, args=(function, rank, world_size, args, folder, pipes[rank][1]), daemon=True)
+            _context.Process(target=_serve, args=(function, rank, world_size, pickled, folder, pipes[rank][1]), daemon=True)
             for rank in range(world_size)
         ]
         for process in processes:
@@ -47,12 +48,12 @@ def _receive(pipe: Any, rank: int, timeout: float) -> Any:
     return result
 
 
-def _serve(function: Callable[..., Any], rank: int, world_size: int, args: Any, folder: str, pipe: Any) -> None:
+def _serve(function: Callable[..., Any], rank: int, world_size: int, args: bytes, folder: str, pipe: Any) -> None:
     torch.set_num_threads(1)
     try:
         store = Path(folder) / "store"
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-        result = function(*args)
+        result = function(*pickle.loads(args))
         dist.barrier()  # nobody leaves while others still read from it
         dist.destroy_process_group()
         answer = (None, result)

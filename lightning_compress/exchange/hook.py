@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -11,11 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_compress.compressors.base import Compressor
 from lightning_compress.exchange.dense import DenseRule
-from lightning_compress.exchange.memories import Memories
 from lightning_compress.exchange.runtime import Runtime, compile_for
 from lightning_compress.exchange.settings import ExchangeName, ExchangeSettings, MemoryName
 from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.memory.error_feedback import ErrorFeedback
+from lightning_compress.state import empty_state
 
 
 class GradientExchange:
@@ -52,8 +52,7 @@ class GradientExchange:
         self._stats = ExchangeStats()
         self._step = 0
         self._runtime: Runtime | None = None
-        self._memories: Memories | None = None
-        self._module: weakref.ref[torch.nn.Module] | None = None
+        self._restored: Mapping[str, Any] | None = None
 
     def attach(
         self, ddp: DistributedDataParallel, grad_scaler: Any | None = None, timeout: timedelta | None = None
@@ -71,11 +70,13 @@ class GradientExchange:
         """
         self.close()
         refuse_python_reducer(ddp)
-        known = self._module is not None and self._module() is ddp.module
-        memories = self._memories if known else None
+        before = self._runtime
+        memories = before.memories if before is not None and before.module is ddp.module else None
         self._runtime = Runtime(self.settings, self._stats, ddp, grad_scaler, timeout, memories)
-        self._memories, self._module = self._runtime.memories, weakref.ref(ddp.module)
         ddp.register_comm_hook(None, self._hook)
+        if self._restored is not None:
+            self._runtime.restore(self._restored)
+            self._restored = None
         return self
 
     def compile(self, module: torch.nn.Module) -> None:
@@ -93,19 +94,39 @@ class GradientExchange:
         """
         return self._stats.as_dict()
 
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank remembers: residuals by parameter name, and the step. Loads with ``weights_only=True``.
+
+        Every rank saves its own; ``lightning_compress.state.merge`` puts them together for another number of ranks.
+        """
+        if self._restored is not None:
+            return dict(self._restored)
+        state = self._runtime.state() if self._runtime is not None else empty_state()
+        return {**state, "step": self._step, "settings": repr(self.settings)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from ``state_dict()`` of this rank, or from a merged state on any number of ranks.
+
+        Before ``attach`` the state is kept until the model is known.
+        """
+        self._step = int(state["step"])
+        if self._runtime is not None and self._runtime.open:
+            self._runtime.restore(state)
+        else:
+            self._restored = state
+
     def close(self) -> None:
-        """Ends threads and removes hooks. No collective runs in here. The figures stay readable."""
-        if self._runtime is not None:
+        """Ends threads and removes hooks. No collective runs in here. Figures and state stay readable."""
+        if self._runtime is not None and self._runtime.open:
             self._runtime.close()
-            self._runtime = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_runtime": None, "_memories": None, "_module": None}
+        return {**vars(self), "_runtime": None}
 
     # DDP inspects the signature: the second parameter must be called bucket and must not carry a string annotation
     def _hook(self, _state, bucket):  # type: ignore[no-untyped-def]
         runtime = self._runtime
-        if runtime is None:
+        if runtime is None or not runtime.open:
             raise RuntimeError("lightning-compress: the gradient exchange of this model was closed; attach() it again.")
         if bucket.index() == 0:
             runtime.begin_step()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightning_compress.exchange.plan import BlockPlan
 from lightning_compress.exchange.settings import ExchangeSettings
+from lightning_compress.kernels.table import PRESENT
 from lightning_compress.memory.store import Store, StoreView
 
 
@@ -37,12 +38,12 @@ class Memories:
 
     def views(self, names: Sequence[str], buffer: Tensor) -> tuple[StoreView | None, StoreView | None]:
         """Access of one exchange of the bucket ``buffer`` to the worker's and the owner's memory; None where there is none."""
-        worker, owner = (self._store(side, buffer) for side in ("worker", "owner"))
+        worker, owner = (self._store(side, buffer.dtype, buffer.device) for side in ("worker", "owner"))
         return worker and worker.view(names), owner and owner.view(names)
 
     def offsets(self, buffer: Tensor) -> tuple[dict[str, int], dict[str, int]]:
         """Where each parameter begins in the worker's and in the owner's store."""
-        worker, owner = (self._store(side, buffer) for side in ("worker", "owner"))
+        worker, owner = (self._store(side, buffer.dtype, buffer.device) for side in ("worker", "owner"))
         return (worker.offsets if worker else self._nowhere), (owner.offsets if owner else self._nowhere)
 
     def note_step(self, names: Iterable[str]) -> None:
@@ -63,14 +64,43 @@ class Memories:
         self._stepped.clear()
         self._last_scale = scale.clone() if isinstance(scale, Tensor) else scale
 
+    def read(self, side: str, name: str, dtype: torch.dtype) -> Tensor | None:
+        """The settled state of a parameter, a view; None where nothing is remembered (yet)."""
+        store = self.stores.get((side, _real_dtype(dtype)))
+        return None if store is None else store.read(name)
+
+    def write(self, side: str, name: str, parameter: Tensor, state: Tensor) -> None:
+        """Sets the state of a parameter, flat in the parameter's memory order."""
+        store = self._store(side, _real_dtype(parameter.dtype), parameter.device)
+        if store is not None:
+            store.read(name).copy_(state)
+
+    def repay(self, names: Sequence[str], status: Tensor, buffer: Tensor, scale: float | Tensor) -> None:
+        """On a single rank nothing is left out any more: what a larger run owed (a restored state) joins the gradient."""
+        for side in self._sizes:
+            store = self.stores.get((side, _real_dtype(buffer.dtype)))
+            if store is None:
+                continue
+            place = 0
+            for name, seen in zip(names, status.tolist(), strict=True):
+                size = store.sizes[name]
+                if seen == PRESENT:
+                    buffer[place : place + size] += (scale * store.take(name)).to(buffer.dtype)
+                place += size
+
     def fits(self, other: Memories) -> bool:
         """Whether both remember the same parameters in the same places."""
         return (self._sizes, self._transactional) == (other._sizes, other._transactional)
 
-    def _store(self, side: str, buffer: Tensor) -> Store | None:
+    def _store(self, side: str, dtype: torch.dtype, device: torch.device) -> Store | None:
         if side not in self._sizes:
             return None
-        dtype = torch.float64 if buffer.dtype == torch.float64 else torch.float32
+        dtype = _real_dtype(dtype)
         if (side, dtype) not in self.stores:
-            self.stores[side, dtype] = Store(self._sizes[side], dtype, buffer.device, self._transactional)
+            self.stores[side, dtype] = Store(self._sizes[side], dtype, device, self._transactional)
         return self.stores[side, dtype]
+
+
+def _real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The format in which gradients of ``dtype`` are remembered."""
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32

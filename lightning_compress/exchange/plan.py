@@ -128,6 +128,16 @@ class BlockPlan:
         """The compressor of a parameter."""
         return self.dense if self._placed[name].spec.dense else self.coded
 
+    def numel(self, name: str) -> int:
+        """Real numbers in a parameter's gradient."""
+        return self._placed[name].spec.numel
+
+    def owned_elements(self, name: str, rank: int) -> Tensor:
+        """The elements of a parameter that ``rank`` owns, in the order of its owner memory, int64."""
+        mine = self._blocks(name)[self._owner(name) == rank].tolist()
+        parts = [torch.arange(start, start + length) for start, length in mine]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+
     def _blocks(self, name: str) -> Tensor:
         """[start, length] of a parameter's blocks."""
         placed = self._placed[name]
@@ -165,7 +175,7 @@ class BlockPlan:
             table[:, col.KEY] = name_key(name)
             tables[spec.dense].append(table)
             owners[spec.dense].append(owner)
-            owner_state[spec.dense].append(owner_offset[name] + _running_within(owner, length, self.owners))
+            owner_state[spec.dense].append(owner_offset[name] + _running_within(owner, length))
             source += spec.numel
         parts = [
             BucketPart(compressor, torch.cat(tables[dense]), torch.cat(owners[dense]), torch.cat(owner_state[dense]))
@@ -175,10 +185,15 @@ class BlockPlan:
         return BucketPlan(tuple(names), source, self.owners, parts)
 
 
-def _running_within(owner: Tensor, length: Tensor, owners: int) -> Tensor:
-    """For each block, the elements of earlier blocks of the same owner: its offset in that owner's memory."""
-    member = torch.nn.functional.one_hot(owner, owners) * length.unsqueeze(1)
-    return (member.cumsum(0) - member).gather(1, owner.unsqueeze(1)).squeeze(1)
+def _running_within(owner: Tensor, length: Tensor) -> Tensor:
+    """For each block, the sum of ``length`` over earlier blocks of the same owner."""
+    order = torch.argsort(owner, stable=True)
+    sorted_owner, sorted_length = owner[order], length[order]
+    before = sorted_length.cumsum(0) - sorted_length
+    _, counts = torch.unique_consecutive(sorted_owner, return_counts=True)
+    first = counts.cumsum(0) - counts
+    before -= before[first].repeat_interleave(counts) if len(before) else before
+    return torch.empty_like(before).scatter_(0, order, before)
 
 
 @dataclass
@@ -224,6 +239,6 @@ class BucketPlan:
         filled = torch.full((owners,), self.header_nbytes, dtype=torch.int64)
         for part in parts:
             nbytes = part.code_nbytes()
-            part.table[:, col.PAYLOAD] = filled[part.owner] + _running_within(part.owner, nbytes, owners)
+            part.table[:, col.PAYLOAD] = filled[part.owner] + _running_within(part.owner, nbytes)
             filled.index_add_(0, part.owner, nbytes)
         self.section_nbytes: list[int] = filled.tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +22,7 @@ from lightning_compress.exchange.plan import BlockPlan, parameter_specs
 from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.exchange.topology import BucketJob, Steps, Topology, exchange_dense
+from lightning_compress.state import local_state, restore
 
 log = logging.getLogger(__name__)
 
@@ -48,19 +49,20 @@ class Runtime:
         memories: Memories | None = None,
     ) -> None:
         self._settings, self._stats, self._scaler = settings, stats, grad_scaler
-        self._world_size = dist.get_world_size(ddp.process_group)
-        self._rank = dist.get_rank(ddp.process_group)
-        self._names = {id(p): name for name, p in ddp.module.named_parameters() if p.requires_grad}
-        self._plan = make_plan(settings, ddp.module, self._world_size)
+        self.world_size = dist.get_world_size(ddp.process_group)
+        self.rank = dist.get_rank(ddp.process_group)
+        self.module = ddp.module
+        self.parameters = {name: p for name, p in ddp.module.named_parameters() if p.requires_grad}
+        self.plan = make_plan(settings, ddp.module, self.world_size)
+        self._names = {id(p): name for name, p in self.parameters.items()}
         self._topologies: dict[tuple[str, ...], Topology] = {}
-        self._participation = Participation(
-            (name, p) for name, p in ddp.module.named_parameters() if p.requires_grad
-        )
-        fresh = Memories(self._plan, settings, self._rank, transactional=_scales(grad_scaler))
+        self._participation = Participation(self.parameters.items())
+        fresh = Memories(self.plan, settings, self.rank, transactional=_scales(grad_scaler))
         self.memories = memories if memories is not None and memories.fits(fresh) else fresh
+        self.open = True
         self._closers: list[Callable[[], None]] = [self._participation.close]
         self._pipeline: Pipeline | None = None
-        if self._world_size > 1:
+        if self.world_size > 1:
             compile_for(settings, ddp.module)
             _require_equal_settings(settings, self._names.values(), ddp.process_group)
             self._pipeline = self._start_pipeline(ddp, timeout)
@@ -72,36 +74,49 @@ class Runtime:
         self._stats.begin_step()
         self.memories.settle(self._scale())
 
+    def state(self) -> dict[str, Any]:
+        """This rank's memories, settled."""
+        self.memories.settle(self._scale())
+        return local_state(self.memories, self.plan, self.parameters, self.rank, self.world_size)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Fills this rank's memories (see ``state.restore``)."""
+        restore(state, self.memories, self.plan, self.parameters, self.rank, self.world_size)
+
     def exchange(self, bucket: dist.GradBucket, step: int, dense: bool) -> torch.futures.Future[Tensor]:
         """Starts the exchange of one bucket; the future holds the bucket's buffer when it is the mean of all ranks."""
         buffer = bucket.buffer()
         names = tuple(self._names[id(p)] for p in bucket.parameters())
         status = self._participation.take(names)
         if self._pipeline is None:
+            self.memories.repay(names, status, buffer, self._scale())
             future: torch.futures.Future[Tensor] = torch.futures.Future()
             future.set_result(buffer)
             return future
-        self._stats.count_dense(_nbytes(buffer), self._world_size)
+        self._stats.count_dense(_nbytes(buffer), self.world_size)
         if dense or self._settings.topology is None or buffer.is_sparse:
-            steps = exchange_dense(buffer, self._world_size)
+            steps = exchange_dense(buffer, self.world_size)
         else:
             steps = self._compressed(buffer, names, status, step)
-        label = f"step {step}, bucket {bucket.index()}, rank {self._rank}"
+        label = f"step {step}, bucket {bucket.index()}, rank {self.rank}"
         return self._pipeline.submit(steps, buffer, label, self._stats)
 
     def close(self) -> None:
-        for close in self._closers:
-            close()
+        """Ends threads, hooks and groups; the memories stay readable."""
         if self._pipeline is not None:
             self._pipeline.close()
+            self._pipeline = None
+        while self._closers:
+            self._closers.pop()()
+        self.open = False
 
     def _compressed(self, buffer: Tensor, names: tuple[str, ...], status: Tensor, step: int) -> Steps:
         worker, owner = self.memories.views(names, buffer)
         topology = self._topologies.get(names)
         if topology is None:
             assert self._settings.topology is not None
-            plan = self._plan.bucket(names, *self.memories.offsets(buffer))
-            topology = self._settings.topology(plan, self._rank, self._world_size, buffer.device)
+            plan = self.plan.bucket(names, *self.memories.offsets(buffer))
+            topology = self._settings.topology(plan, self.rank, self.world_size, buffer.device)
             self._topologies[names] = topology
         job = BucketJob(buffer, status.to(buffer.device), step, self._scale(), worker, owner, self._stats)
         return topology.run(job)

@@ -70,6 +70,14 @@ class Store:
         self._current ^= commit.to(torch.int64)
         self._dirty &= ~(commit | ~keep)
 
+    def take(self, name: str) -> Tensor:
+        """The state of a parameter, and zeros in its place: an exchange of its own."""
+        view, first, size = self.view([name]), self.offsets[name], self.sizes[name]
+        taken = self.data[first + int(view.read) : first + int(view.read) + size].clone()
+        self.data[first + int(view.write) : first + int(view.write) + size].zero_()
+        view.mark_written(torch.ones_like(view.index, dtype=torch.bool))
+        return taken
+
     def read(self, name: str) -> Tensor:
         """The settled state of a parameter, a view [size]."""
         start = self.offsets[name] + int(self._current[self._index[name]]) * self._total

@@ -1,0 +1,182 @@
+"""A rank's memories <-> a checkpoint, on the same or on another number of ranks.
+
+What a checkpoint holds, by parameter name and in the parameter's own shape, whatever the buckets, blocks and ranks were:
+
+- ``worker``: the residual of every rank (mode "exact"), or one mean of them (mode "mean");
+- ``owner``: the owners' residuals put together into one tensor: each element has exactly one owner.
+
+What is owed to the model is mean(worker) + owner. It is the same sum on any number of ranks: after a change of world size
+every rank starts from the mean of the worker residuals, and the owner residual is dealt out anew.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from lightning_compress.exchange.memories import Memories
+    from lightning_compress.exchange.plan import BlockPlan
+
+VERSION = 1
+EXACT_LIMIT = 4 * 2**30
+"""Bytes of all ranks' residuals up to which "exact" keeps each of them; beyond it the mean is saved, with a warning."""
+
+SaveMode = Literal["exact", "mean", "none"]
+Parameters = Mapping[str, torch.nn.Parameter]
+
+
+def empty_state() -> dict[str, Any]:
+    """The state of an exchange that has not seen a model yet."""
+    return {"version": VERSION, "world_size": 1, "ranks": [0], "worker": {}, "owner": {}}
+
+
+def local_state(
+    memories: Memories, plan: BlockPlan, parameters: Parameters, rank: int, world_size: int
+) -> dict[str, Any]:
+    """The state of one rank, without any communication: ``merge`` puts those of all ranks together."""
+    worker, owner = {}, {}
+    for name, parameter in parameters.items():
+        if (mine := memories.read("worker", name, parameter.dtype)) is not None:
+            worker[name] = [_to_shape(mine, parameter)]
+        if (owned := memories.read("owner", name, parameter.dtype)) is not None and not plan.compressor(name).unbiased:
+            whole = owned.new_zeros(plan.numel(name))
+            whole[plan.owned_elements(name, rank).to(owned.device)] = owned
+            owner[name] = _to_shape(whole, parameter)
+    return {"version": VERSION, "world_size": world_size, "ranks": [rank], "worker": worker, "owner": owner}
+
+
+def merge(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state out of the ``state_dict()`` of all ranks, in rank order, to go on with on any number of ranks."""
+    merged: dict[str, Any] = {}
+    for state in states:
+        if not merged:
+            merged = {**state, "ranks": [], "worker": {}, "owner": {}}
+        merged["ranks"] = [*merged["ranks"], *state["ranks"]]
+        for name, residuals in state["worker"].items():
+            merged["worker"][name] = [*merged["worker"].get(name, []), *residuals]
+        for name, residual in state["owner"].items():
+            merged["owner"][name] = residual + merged["owner"].get(name, 0.0)
+    return merged
+
+
+def gather_state(local: dict[str, Any], mode: SaveMode) -> dict[str, Any] | None:
+    """The state of all ranks on rank 0, None elsewhere; called on all ranks, uses the default process group.
+
+    Args:
+        local: From ``local_state``.
+        mode: "exact" sends every rank's residuals to rank 0, "mean" their mean.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    total = world_size * sum(r[0].numel() * r[0].element_size() for r in local["worker"].values())
+    if mode == "exact" and total > EXACT_LIMIT:
+        if rank == 0:
+            warnings.warn(
+                f"The residuals of {world_size} ranks are {total / 2**30:.1f} GiB: their mean is saved instead. What is owed to "
+                "the model is kept, but a resumed run is not bit-identical. save_state='mean' silences this.",
+                stacklevel=2,
+            )
+        mode = "mean"
+    worker = {
+        name: [_reduce(residual) / world_size] if mode == "mean" else _gather(residual, rank, world_size)
+        for name, (residual,) in local["worker"].items()
+    }
+    owner = {name: _reduce(residual) for name, residual in local["owner"].items()}
+    if rank != 0:
+        return None
+    return {**local, "ranks": list(range(world_size)) if mode == "exact" else [], "worker": worker, "owner": owner}
+
+
+def restore(
+    state: Mapping[str, Any], memories: Memories, plan: BlockPlan, parameters: Parameters, rank: int, world_size: int
+) -> None:
+    """Fills one rank's memories from a state of all ranks, or from its own.
+
+    Raises:
+        ValueError: The state is of another version, or is one rank's and not this one's.
+    """
+    exact = _check(state, world_size, rank)
+    unknown = sorted({*state["worker"], *state["owner"]} - set(parameters))
+    if unknown:
+        warnings.warn(f"Residuals of parameters that the model does not have are dropped: {', '.join(unknown)}.", stacklevel=2)
+    for name, parameter in parameters.items():
+        residuals = state["worker"].get(name)
+        if residuals is not None and _fits(residuals[0], parameter, name):
+            own = residuals[state["ranks"].index(rank)] if exact else torch.stack(residuals).mean(0)
+            memories.write("worker", name, parameter, _to_memory(own, parameter))
+        residual = state["owner"].get(name)
+        if residual is not None and _fits(residual, parameter, name) and not plan.compressor(name).unbiased:
+            owned = _to_memory(residual, parameter)[plan.owned_elements(name, rank)]
+            memories.write("owner", name, parameter, owned)
+
+
+def _check(state: Mapping[str, Any], world_size: int, rank: int) -> bool:
+    """Whether each rank can take its own residual out of ``state``."""
+    if state.get("version") != VERSION:
+        raise ValueError(f"This state has version {state.get('version')!r}, this lightning-compress reads version {VERSION}.")
+    if state["world_size"] == world_size and rank in state["ranks"]:
+        return True
+    if state["ranks"] and len(state["ranks"]) < state["world_size"]:
+        raise ValueError(
+            f"This state is that of ranks {state['ranks']} of {state['world_size']}; rank {rank} of {world_size} needs those of "
+            "all ranks: put them together with lightning_compress.state.merge([...])."
+        )
+    if state["world_size"] != world_size and rank == 0:
+        warnings.warn(
+            f"The residuals of {state['world_size']} ranks are redistributed over {world_size}: what is owed to the model is "
+            "kept, but the run is not the one that an unchanged number of ranks would have given.",
+            stacklevel=3,
+        )
+    return False
+
+
+def _fits(residual: Tensor, parameter: Tensor, name: str) -> bool:
+    shape = torch.view_as_real(parameter).shape if parameter.is_complex() else parameter.shape
+    if residual.shape == shape:
+        return True
+    warnings.warn(f"The residual of {name} has shape {tuple(residual.shape)}, not {tuple(shape)}: it is dropped.", stacklevel=3)
+    return False
+
+
+def _to_shape(flat: Tensor, parameter: Tensor) -> Tensor:
+    """A copy of a flat run of memory in the parameter's shape (a complex one has a last dimension of 2), on the CPU."""
+    if parameter.is_complex():
+        shaped = torch.view_as_complex(flat.view(-1, 2)).as_strided(parameter.size(), parameter.stride())
+        shaped = torch.view_as_real(shaped)
+    else:
+        shaped = flat.as_strided(parameter.size(), parameter.stride(), flat.storage_offset())
+    return shaped.detach().to("cpu", copy=True).contiguous()
+
+
+def _to_memory(shaped: Tensor, parameter: Tensor) -> Tensor:
+    """The inverse of ``_to_shape``."""
+    flat = torch.empty(shaped.numel(), dtype=shaped.dtype)
+    if parameter.is_complex():
+        strided = torch.view_as_complex(flat.view(-1, 2)).as_strided(parameter.size(), parameter.stride())
+        torch.view_as_real(strided).copy_(shaped)
+    else:
+        flat.as_strided(parameter.size(), parameter.stride()).copy_(shaped)
+    return flat
+
+
+def _device() -> torch.device:
+    """Where the default group's collectives take their tensors."""
+    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend() else torch.device("cpu")
+
+
+def _gather(tensor: Tensor, rank: int, world_size: int) -> list[Tensor]:
+    sent = tensor.to(_device())
+    received = [torch.empty_like(sent) for _ in range(world_size)] if rank == 0 else None
+    dist.gather(sent, received, dst=0)
+    return [part.cpu() for part in received or []]
+
+
+def _reduce(tensor: Tensor) -> Tensor:
+    total = tensor.to(_device(), copy=True)
+    dist.reduce(total, dst=0)
+    return total.cpu()

@@ -1,0 +1,175 @@
+"""N data-parallel workers in one process, built from the project's own plan, compressors, memories and exchanges.
+
+For research and tests: what a compressor does to a training run on N workers, without N processes. It equals real gloo
+processes bit for bit where the order of a sum cannot matter (two_way and all_gather at any N, all_reduce at N = 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_compress.compressors.base import Compressor
+from lightning_compress.exchange.collectives import perform
+from lightning_compress.exchange.dense import DenseRule
+from lightning_compress.exchange.memories import Memories
+from lightning_compress.exchange.plan import BlockPlan
+from lightning_compress.exchange.runtime import make_plan
+from lightning_compress.exchange.settings import ExchangeName, ExchangeSettings, MemoryName
+from lightning_compress.exchange.stats import ExchangeStats
+from lightning_compress.exchange.topology import BucketJob, Steps, Topology, exchange_dense
+from lightning_compress.kernels.table import ABSENT, PRESENT
+from lightning_compress.memory.error_feedback import ErrorFeedback
+
+Gradients = dict[str, Tensor]
+
+
+class SimulatedExchange:
+    """The gradient exchange of ``world_size`` workers that hold the same parameters.
+
+    Args:
+        module: The model; all its trainable parameters have one dtype.
+        world_size: Number of simulated workers.
+        compressor: As in ``GradientExchange``, like the next four.
+        memory: What workers remember.
+        exchange: How payloads travel.
+        dense: How small tensors travel.
+        start_step: Dense steps before compression begins.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        world_size: int,
+        compressor: str | Compressor = "quantize",
+        memory: MemoryName | ErrorFeedback = "auto",
+        exchange: ExchangeName = "auto",
+        dense: str | int | DenseRule = "auto",
+        start_step: int = 0,
+    ) -> None:
+        self.settings = ExchangeSettings.make(compressor, memory, exchange, dense, start_step)
+        self.world_size = world_size
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if len({p.dtype for p in self._parameters.values()}) != 1:
+            raise ValueError("The simulator needs a model whose trainable parameters have one dtype.")
+        plan = make_plan(self.settings, module, world_size)
+        self.workers = [_Worker(self.settings, plan, rank, world_size) for rank in range(world_size)]
+        self._step = 0
+
+    def mean(self, gradients: Sequence[Gradients]) -> Gradients:
+        """Exchanges one step's gradients.
+
+        Args:
+            gradients: For every worker its gradients by parameter name; a name that is missing takes no part.
+
+        Returns:
+            What every worker holds after the exchange; names that no worker gave are missing.
+        """
+        buffers = [self._flatten(of_one) for of_one in gradients]
+        names = tuple(self._parameters)
+        dense = self._step < self.settings.start_step
+        running = []
+        for worker, buffer, of_one in zip(self.workers, buffers, gradients, strict=True):
+            status = torch.tensor([PRESENT if n in of_one else ABSENT for n in names], dtype=torch.uint8)
+            running.append(worker.start(buffer, names, status, self._step, dense))
+        self._in_lockstep(running)
+        self._step += 1
+        seen = set().union(*gradients)
+        return {name: part for name, part in self._split(buffers[0]).items() if name in seen}
+
+    def stats(self, rank: int = 0) -> dict[str, Any]:
+        """The figures of one worker, as ``GradientExchange.stats`` gives them."""
+        return self.workers[rank].stats.as_dict()
+
+    def _in_lockstep(self, running: list[Steps]) -> None:
+        while True:
+            collectives = [next(steps, None) for steps in running]
+            issued = [c for c in collectives if c is not None]
+            if not issued:
+                return
+            for worker, collective in zip(self.workers, issued, strict=True):
+                worker.stats.count_wire(collective, worker.rank, self.world_size)
+            perform(issued)
+
+    def _flatten(self, gradients: Gradients) -> Tensor:
+        return torch.cat([gradients.get(name, torch.zeros_like(p)).flatten() for name, p in self._parameters.items()])
+
+    def _split(self, buffer: Tensor) -> Gradients:
+        parts = buffer.split([p.numel() for p in self._parameters.values()])
+        return {name: part.view_as(p) for part, (name, p) in zip(parts, self._parameters.items(), strict=True)}
+
+
+class _Worker:
+    """One rank: its memories, its view of the plan, its figures."""
+
+    def __init__(self, settings: ExchangeSettings, plan: BlockPlan, rank: int, world_size: int) -> None:
+        self.rank, self._world_size, self._settings, self._plan = rank, world_size, settings, plan
+        self.memories = Memories(plan, settings, rank, transactional=False)
+        self.stats = ExchangeStats()
+        self._topology: Topology | None = None
+
+    def start(self, buffer: Tensor, names: tuple[str, ...], status: Tensor, step: int, dense: bool) -> Steps:
+        self.stats.begin_step()
+        self.stats.count_dense(buffer.numel() * buffer.element_size(), self._world_size)
+        if dense or self._settings.topology is None:
+            return exchange_dense(buffer, self._world_size)
+        if self._topology is None:
+            bucket = self._plan.bucket(names, *self.memories.offsets(buffer))
+            self._topology = self._settings.topology(bucket, self.rank, self._world_size, buffer.device)
+        worker, owner = self.memories.views(names, buffer)
+        return self._topology.run(BucketJob(buffer, status, step, 1.0, worker, owner, self.stats))
+
+
+def simulate(
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[torch.nn.Module, Any], Tensor],
+    batches: Iterable[Sequence[Any]],
+    exchange: SimulatedExchange,
+    on_step: Callable[[int], None] | None = None,
+) -> None:
+    """Trains ``module`` as ``exchange.world_size`` workers would.
+
+    Buffers behave as under DDP: every worker starts a step from the buffers of worker 0, and its updates are kept.
+
+    Args:
+        module: The model, shared by all workers: their parameters are identical after every step.
+        optimizer: Of ``module``'s parameters.
+        loss: ``loss(module, batch)`` gives a worker's mean loss.
+        batches: For every step one batch per worker.
+        exchange: Made for ``module``.
+        on_step: Called with the number of steps done after each step.
+    """
+    for step, of_workers in enumerate(batches):
+        gradients = _backward_of_all(module, loss, of_workers)
+        mean = exchange.mean(gradients)
+        for name, parameter in module.named_parameters():
+            parameter.grad = mean.get(name)
+        optimizer.step()
+        if on_step is not None:
+            on_step(step + 1)
+
+
+def _backward_of_all(
+    module: torch.nn.Module, loss: Callable[[torch.nn.Module, Any], Tensor], batches: Sequence[Any]
+) -> list[Gradients]:
+    before = [buffer.clone() for buffer in module.buffers()]
+    after: list[Tensor] = []
+    gradients: list[Gradients] = []
+    for rank, batch in enumerate(batches):
+        _set_buffers(module, before)
+        module.zero_grad(set_to_none=True)
+        loss(module, batch).backward()  # type: ignore[no-untyped-call]
+        gradients.append({name: p.grad for name, p in module.named_parameters() if p.grad is not None})
+        if rank == 0:
+            after = [buffer.clone() for buffer in module.buffers()]
+    _set_buffers(module, after)
+    return gradients
+
+
+def _set_buffers(module: torch.nn.Module, values: list[Tensor]) -> None:
+    for buffer, value in zip(module.buffers(), values, strict=True):
+        buffer.copy_(value)

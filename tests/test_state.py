@@ -1,0 +1,128 @@
+"""Residuals survive: resuming is exact, and what is owed is conserved on another number of ranks."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from lightning_compress import register_comm_hook
+from lightning_compress.state import merge
+from tests.models import loss_of, make_batches, make_model
+from tests.ranks import run_ranks
+
+STEPS = 12
+
+
+def train(world_size: int, settings: dict[str, Any], first: int, last: int, start: Any) -> Any:
+    """Trains from step ``first`` to ``last``; ``start`` is what an earlier run returned for each rank."""
+    rank = dist.get_rank()
+    model = DistributedDataParallel(make_model(), bucket_cap_mb=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    exchange = register_comm_hook(model, **settings)
+    if start is not None:
+        model.module.load_state_dict(start[rank][0])
+        optimizer.load_state_dict(start[rank][1])
+        exchange.load_state_dict(start[rank][2])
+    for batches in make_batches(world_size, STEPS)[first:last]:
+        optimizer.zero_grad()
+        loss_of(model, batches[rank]).backward()
+        optimizer.step()
+    exchange.close()
+    return model.module.state_dict(), optimizer.state_dict(), reload(exchange.state_dict())
+
+
+def reload(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "world_size"),
+    [
+        ({}, 2),
+        ({}, 3),
+        ({"exchange": "all_gather"}, 3),
+        ({"compressor": "bf16"}, 2),
+        ({"compressor": "dithering"}, 2),
+        ({"compressor": "onebit", "start_step": 8}, 2),
+    ],
+    ids=str,
+)
+def test_resuming_is_bit_identical_to_an_unbroken_run(settings: dict[str, Any], world_size: int) -> None:
+    unbroken = run_ranks(train, world_size, world_size, settings, 0, STEPS, None)
+    half = run_ranks(train, world_size, world_size, settings, 0, STEPS // 2, None)
+    resumed = run_ranks(train, world_size, world_size, settings, STEPS // 2, STEPS, half)
+    for (expected, *_), (model, *_) in zip(unbroken, resumed, strict=True):
+        for name, value in expected.items():
+            assert torch.equal(value, model[name]), name
+
+
+def exchange_once(state: dict[str, Any], train_first: bool) -> dict[str, Any]:
+    """Loads a merged state on this number of ranks, and gives back the state without training."""
+    model = DistributedDataParallel(make_model(torch.float64), bucket_cap_mb=0.1)
+    exchange = register_comm_hook(model, "quantize")
+    if train_first:
+        for batches in make_batches(dist.get_world_size(), 3, torch.float64):
+            model.zero_grad()
+            loss_of(model, batches[dist.get_rank()]).backward()
+    else:
+        exchange.load_state_dict(state)
+    exchange.close()
+    return exchange.state_dict()
+
+
+def owed(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: torch.stack(parts).mean(0) + state["owner"][name] for name, parts in state["worker"].items()}
+
+
+def test_what_is_owed_is_conserved_over_changes_of_the_world_size() -> None:
+    state = merge(run_ranks(exchange_once, 4, {}, True))
+    expected = owed(state)
+    assert max(debt.abs().max() for debt in expected.values()) > 0
+    for world_size in (2, 3, 1):
+        state = merge(run_ranks(exchange_once, world_size, state, False))
+        assert state["world_size"] == world_size
+        for name, debt in owed(state).items():
+            assert torch.allclose(debt, expected[name], rtol=1e-12, atol=1e-18), name
+
+
+def load_other_ranks_state() -> str:
+    exchange = register_comm_hook(DistributedDataParallel(make_model()))
+    state = exchange.state_dict()
+    state["ranks"], state["world_size"] = [0], 3
+    with pytest.raises(ValueError) as error:
+        exchange.load_state_dict(state)
+    exchange.close()
+    return str(error.value)
+
+
+def test_one_ranks_state_on_another_number_of_ranks_names_the_remedy() -> None:
+    assert all("merge" in message for message in run_ranks(load_other_ranks_state, 2))
+
+
+def step_alone(state: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    model = DistributedDataParallel(make_model(torch.float64))
+    exchange = register_comm_hook(model)
+    exchange.load_state_dict(state)
+    gradients = []
+    for batches in make_batches(1, 1, torch.float64) * 2:
+        model.zero_grad()
+        loss_of(model, batches[0]).backward()
+        gradients.append({name: p.grad for name, p in model.module.named_parameters()})
+    exchange.close()
+    return gradients[0], gradients[1], exchange.state_dict()
+
+
+def test_on_one_rank_what_is_owed_joins_the_first_gradient() -> None:
+    state = merge(run_ranks(exchange_once, 2, {}, True))
+    first, second, after = run_ranks(step_alone, 1, state)[0]
+    for name, debt in owed(state).items():
+        assert torch.allclose(first[name] - second[name], debt, rtol=1e-9, atol=1e-15), name
+    assert all(not debt.any() for debt in owed(after).values())
