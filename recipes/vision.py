@@ -1,0 +1,147 @@
+"""Training an image classifier: the model side of the vision recipes."""
+
+import math
+from typing import Any
+
+from pytorch_lightning import LightningModule
+from pytorch_lightning.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics.classification import MulticlassAccuracy
+from typing_extensions import override
+
+from .networks import Architecture, build_network
+
+Batch = tuple[Tensor, Tensor]
+
+
+class ImageClassifier(LightningModule):
+    """A torchvision network with SGD, a linear warm-up and a cosine decay to zero, both counted in optimizer steps."""
+
+    def __init__(
+        self,
+        architecture: Architecture = "resnet50",
+        num_classes: int = 10,
+        lr: float = 0.01,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        weight_decay: float = 1e-4,
+        warmup: float = 0.05,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        """Build the network with random weights.
+
+        Args:
+            architecture: Which network; see ``recipes/networks.py``.
+            num_classes: Number of labels. It must cover those of the data.
+            lr: Highest learning rate, reached at the end of the warm-up. Scale it with the total batch size.
+            momentum: Momentum of SGD. Set 0 where the gradient exchange applies a momentum of its own.
+            nesterov: Use Nesterov's form of the momentum.
+            weight_decay: L2 penalty on the weights of convolutions and linear layers. Norms and biases have none.
+            warmup: Share of all optimizer steps in which the learning rate rises from zero, in [0, 1).
+            label_smoothing: Share of the target spread evenly over all classes, in training only.
+
+        Raises:
+            ValueError: If ``warmup`` is out of range.
+        """
+        super().__init__()
+        if not 0 <= warmup < 1:
+            raise ValueError(f"warmup={warmup} must be a share of all steps, in [0, 1)")
+        self.save_hyperparameters()
+        self.network = build_network(architecture, num_classes)
+        self.num_classes = num_classes
+        self.lr, self.momentum, self.nesterov, self.weight_decay = lr, momentum, nesterov, weight_decay
+        self.warmup = warmup
+        self.label_smoothing = label_smoothing
+        self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
+
+    @override
+    def forward(self, images: Tensor) -> Tensor:
+        """Map ``float[batch, 3, height, width]`` to logits ``float[batch, num_classes]``."""
+        logits: Tensor = self.network(images)
+        return logits
+
+    @override
+    def setup(self, stage: str) -> None:
+        """Check that the head is wide enough for the data.
+
+        Raises:
+            ValueError: If the data module says that it has more classes than this model.
+        """
+        # Too few outputs would otherwise surface as an index error inside the loss, on a GPU as a device assert.
+        classes = getattr(getattr(self.trainer, "datamodule", None), "num_classes", None)
+        if classes is not None and classes > self.num_classes:
+            raise ValueError(f"num_classes={self.num_classes} of the model is too small: the data has {classes}")
+
+    @override
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the mean cross entropy of one batch of this rank."""
+        images, labels = batch
+        loss = F.cross_entropy(self(images), labels, label_smoothing=self.label_smoothing)
+        # This rank's own loss: averaging it over ranks would cost one more collective in every step.
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    @override
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log loss and accuracy of the validation data."""
+        self._evaluate(batch, "val", self.val_accuracy)
+
+    @override
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log loss and accuracy of the test data."""
+        self._evaluate(batch, "test", self.test_accuracy)
+
+    @override
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the most likely class of each image, ``int64[batch]``."""
+        images, _ = batch
+        classes: Tensor = self(images).argmax(dim=1)
+        return classes
+
+    @override
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Return SGD over two parameter groups and its schedule by steps."""
+        optimizer = SGD(self._parameter_groups(), lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
+        total = self.trainer.estimated_stepping_batches
+        if math.isinf(total):
+            raise ValueError("the cosine schedule needs an end: set max_epochs or max_steps of the Trainer")
+        warmup_steps = round(self.warmup * total)
+        schedule = LambdaLR(optimizer, lambda step: warmup_cosine(step, warmup_steps, int(total)))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        """Weights with decay, norms and biases (all that is one-dimensional) without."""
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        return [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": self.weight_decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+
+    def _evaluate(self, batch: Batch, split: str, accuracy: MulticlassAccuracy) -> None:
+        images, labels = batch
+        logits = self(images)
+        accuracy(logits, labels)
+        # torchmetrics gathers its own counts; the mean loss is once per epoch, so sync_dist is cheap here.
+        self.log(f"{split}/loss", F.cross_entropy(logits, labels), sync_dist=True)
+        self.log(f"{split}/acc", accuracy, prog_bar=True)
+
+
+def warmup_cosine(step: int, warmup_steps: int, total_steps: int) -> float:
+    """Return the factor on the learning rate at a step.
+
+    Args:
+        step: Number of optimizer steps already taken.
+        warmup_steps: Length of the linear rise. Step ``warmup_steps - 1`` is the first at the full rate.
+        total_steps: Step at which the cosine reaches zero; the factor stays there afterwards.
+
+    Returns:
+        A factor in [0, 1].
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
