@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, Any
 from lightning_compress import registration
 from lightning_compress.compressors import (
     Cast,
+    CenteredTopK,
     Compressor,
+    LinearDithering,
+    NaturalDithering,
     NoCompression,
+    OneBit,
     Quantize,
+    RandomK,
+    Ternary,
+    TopK,
     register_compressor,
 )
 from lightning_compress.exchange import DenseRule, GradientExchange, register_comm_hook
-from lightning_compress.memory import ErrorFeedback
+from lightning_compress.memory import ErrorFeedback, MomentumCorrection
+from lightning_compress.schedule import DensityWarmup
 
 if TYPE_CHECKING:
     from lightning_compress.pytorch_lightning import CompressedStrategy, CompressionMonitor
@@ -26,14 +34,23 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Cast",
+    "CenteredTopK",
     "CompressedStrategy",
     "CompressionMonitor",
     "Compressor",
     "DenseRule",
+    "DensityWarmup",
     "ErrorFeedback",
     "GradientExchange",
+    "LinearDithering",
+    "MomentumCorrection",
+    "NaturalDithering",
     "NoCompression",
+    "OneBit",
     "Quantize",
+    "RandomK",
+    "Ternary",
+    "TopK",
     "register_comm_hook",
     "register_compressor",
 ]

@@ -17,7 +17,7 @@ class MonitorGlue(Callback):
     """Logs the bytes and times of the gradient exchange, and prints a summary when training ends.
 
     Under stable names, per step of rank 0: ``comm/bytes_sent``, ``comm/bytes_received``, ``comm/ratio`` (dense bytes / bytes
-    sent), ``comm/encode_seconds``, ``comm/decode_seconds``, ``comm/wait_seconds``.
+    sent), ``comm/density``, ``comm/encode_seconds``, ``comm/decode_seconds``, ``comm/wait_seconds``.
 
     Args:
         summary: Whether rank 0 prints the table at the end of ``fit``.
@@ -31,8 +31,9 @@ class MonitorGlue(Callback):
         self._first = _exchange(trainer).stats()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        last = _exchange(trainer).stats()["last"]
-        pl_module.log_dict({f"comm/{name}": float(value) for name, value in last.items() if name != "dense_bytes"})
+        stats = _exchange(trainer).stats()
+        figures = {**stats["last"], "density": stats["density"]}
+        pl_module.log_dict({f"comm/{name}": float(value) for name, value in figures.items() if name != "dense_bytes"})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._summary or not trainer.is_global_zero:
@@ -40,7 +41,7 @@ class MonitorGlue(Callback):
         stats = _exchange(trainer).stats()
         steps = stats["steps"] - self._first["steps"]
         if steps:
-            done = {k: stats[k] - self._first[k] for k in stats if k not in ("last", "ratio", "steps")}
+            done = {k: stats[k] - self._first[k] for k in stats if k not in ("last", "ratio", "steps", "density")}
             _print_summary(steps, done, _exchange(trainer))
 
 

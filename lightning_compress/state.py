@@ -3,6 +3,7 @@
 What a checkpoint holds, by parameter name and in the parameter's own shape, whatever the buckets, blocks and ranks were:
 
 - ``worker``: the residual of every rank (mode "exact"), or one mean of them (mode "mean");
+- ``velocity``: under momentum correction, the velocities in the same way;
 - ``owner``: the owners' residuals put together into one tensor: each element has exactly one owner.
 
 What is owed to the model is mean(worker) + owner. It is the same sum on any number of ranks: after a change of world size
@@ -27,28 +28,40 @@ VERSION = 1
 EXACT_LIMIT = 4 * 2**30
 """Bytes of all ranks' residuals up to which "exact" keeps each of them; beyond it the mean is saved, with a warning."""
 
+PER_RANK = ("worker", "velocity")
+"""What every rank remembers for itself."""
+
 SaveMode = Literal["exact", "mean", "none"]
 Parameters = Mapping[str, torch.nn.Parameter]
 
 
 def empty_state() -> dict[str, Any]:
     """The state of an exchange that has not seen a model yet."""
-    return {"version": VERSION, "world_size": 1, "ranks": [0], "worker": {}, "owner": {}}
+    return {"version": VERSION, "world_size": 1, "ranks": [0], "worker": {}, "velocity": {}, "owner": {}}
 
 
 def local_state(
     memories: Memories, plan: BlockPlan, parameters: Parameters, rank: int, world_size: int
 ) -> dict[str, Any]:
     """The state of one rank, without any communication: ``merge`` puts those of all ranks together."""
-    worker, owner = {}, {}
+    worker, velocity, owner = {}, {}, {}
     for name, parameter in parameters.items():
         if (mine := memories.read("worker", name, parameter.dtype)) is not None:
             worker[name] = [_to_shape(mine, parameter)]
+        if (speed := memories.read("velocity", name, parameter.dtype)) is not None and len(speed):
+            velocity[name] = [_to_shape(speed, parameter)]
         if (owned := memories.read("owner", name, parameter.dtype)) is not None and not plan.compressor(name).unbiased:
             whole = owned.new_zeros(plan.numel(name))
             whole[plan.owned_elements(name, rank).to(owned.device)] = owned
             owner[name] = _to_shape(whole, parameter)
-    return {"version": VERSION, "world_size": world_size, "ranks": [rank], "worker": worker, "owner": owner}
+    return {
+        "version": VERSION,
+        "world_size": world_size,
+        "ranks": [rank],
+        "worker": worker,
+        "velocity": velocity,
+        "owner": owner,
+    }
 
 
 def merge(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -56,10 +69,12 @@ def merge(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for state in states:
         if not merged:
-            merged = {**state, "ranks": [], "worker": {}, "owner": {}}
+            merged = {**state, "ranks": [], "worker": {}, "velocity": {}, "owner": {}, "norms": []}
         merged["ranks"] = [*merged["ranks"], *state["ranks"]]
-        for name, residuals in state["worker"].items():
-            merged["worker"][name] = [*merged["worker"].get(name, []), *residuals]
+        merged["norms"] = [*merged["norms"], *state.get("norms", [])]
+        for side in PER_RANK:
+            for name, residuals in state[side].items():
+                merged[side][name] = [*merged[side].get(name, []), *residuals]
         for name, residual in state["owner"].items():
             merged["owner"][name] = residual + merged["owner"].get(name, 0.0)
     return merged
@@ -73,7 +88,7 @@ def gather_state(local: dict[str, Any], mode: SaveMode) -> dict[str, Any] | None
         mode: "exact" sends every rank's residuals to rank 0, "mean" their mean.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    total = world_size * sum(r[0].numel() * r[0].element_size() for r in local["worker"].values())
+    total = world_size * sum(r[0].numel() * r[0].element_size() for side in PER_RANK for r in local[side].values())
     if mode == "exact" and total > EXACT_LIMIT:
         if rank == 0:
             warnings.warn(
@@ -82,14 +97,19 @@ def gather_state(local: dict[str, Any], mode: SaveMode) -> dict[str, Any] | None
                 stacklevel=2,
             )
         mode = "mean"
-    worker = {
-        name: [_reduce(residual) / world_size] if mode == "mean" else _gather(residual, rank, world_size)
-        for name, (residual,) in local["worker"].items()
+    per_rank = {
+        side: {
+            name: [_reduce(residual) / world_size] if mode == "mean" else _gather(residual, rank, world_size)
+            for name, (residual,) in local[side].items()
+        }
+        for side in PER_RANK
     }
+    norms = _gather(torch.tensor(local.get("norms", []), dtype=torch.float64), rank, world_size)
     owner = {name: _reduce(residual) for name, residual in local["owner"].items()}
     if rank != 0:
         return None
-    return {**local, "ranks": list(range(world_size)) if mode == "exact" else [], "worker": worker, "owner": owner}
+    ranks = list(range(world_size)) if mode == "exact" else []
+    return {**local, **per_rank, "ranks": ranks, "owner": owner, "norms": torch.cat(norms).tolist()}
 
 
 def restore(
@@ -101,14 +121,15 @@ def restore(
         ValueError: The state is of another version, or is one rank's and not this one's.
     """
     exact = _check(state, world_size, rank)
-    unknown = sorted({*state["worker"], *state["owner"]} - set(parameters))
+    unknown = sorted({*state["worker"], *state["velocity"], *state["owner"]} - set(parameters))
     if unknown:
         warnings.warn(f"Residuals of parameters that the model does not have are dropped: {', '.join(unknown)}.", stacklevel=2)
     for name, parameter in parameters.items():
-        residuals = state["worker"].get(name)
-        if residuals is not None and _fits(residuals[0], parameter, name):
-            own = residuals[state["ranks"].index(rank)] if exact else torch.stack(residuals).mean(0)
-            memories.write("worker", name, parameter, _to_memory(own, parameter))
+        for side in PER_RANK:
+            residuals = state[side].get(name)
+            if residuals is not None and _fits(residuals[0], parameter, name):
+                own = residuals[state["ranks"].index(rank)] if exact else torch.stack(residuals).mean(0)
+                memories.write(side, name, parameter, _to_memory(own, parameter))
         residual = state["owner"].get(name)
         if residual is not None and _fits(residual, parameter, name) and not plan.compressor(name).unbiased:
             owned = _to_memory(residual, parameter)[plan.owned_elements(name, rank)]

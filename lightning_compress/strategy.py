@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from torch.nn.parallel import DistributedDataParallel
@@ -10,12 +12,15 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_compress.compressors.base import Compressor
 from lightning_compress.exchange.dense import DenseRule
 from lightning_compress.exchange.hook import GradientExchange, refuse_python_reducer
-from lightning_compress.exchange.settings import ExchangeName, MemoryName
-from lightning_compress.memory.error_feedback import ErrorFeedback
+from lightning_compress.exchange.settings import ExchangeName, Memory, MemoryName
+from lightning_compress.memory.momentum import MomentumCorrection
+from lightning_compress.optim.compatibility import require_compatible
 from lightning_compress.presets import strategy_names
+from lightning_compress.schedule import DensityWarmup
 from lightning_compress.state import SaveMode, gather_state
 
 if TYPE_CHECKING:
+    from pytorch_lightning import Trainer
     from pytorch_lightning.strategies import DDPStrategy
     from pytorch_lightning.strategies.strategy_registry import _StrategyRegistry
 else:
@@ -25,8 +30,8 @@ STATE_KEY = "lightning_compress"
 """Where a Lightning checkpoint keeps the state of the exchange."""
 
 _REFUSED = {
-    "ddp_comm_hook": "the compressed exchange is the communication hook: choose compressor=..., or strategy='ddp' for your own hook",
-    "ddp_comm_state": "the compressed exchange is the communication hook: choose compressor=..., or strategy='ddp' for your own hook",
+    "ddp_comm_hook": "the compressed exchange is the hook: choose compressor=..., or strategy='ddp' for a hook of your own",
+    "ddp_comm_state": "the compressed exchange is the hook: choose compressor=..., or strategy='ddp' for a hook of your own",
     "ddp_comm_wrapper": "wrap by choosing a compressor: compressor='fp16' or 'bf16'",
     "model_averaging_period": "post-localSGD exchanges parameters, not gradients: use strategy=DDPStrategy(...) for it",
     "mixed_precision": "DDP's mixed precision takes the hook's place: use Trainer(precision='bf16-mixed') or '16-mixed'",
@@ -54,10 +59,12 @@ class CompressionGlue(DDPStrategy):
     Args:
         compressor: Code of the gradients: a name or an instance. "quantize" (4 bits) is the gentle default; see the README's
             table for what each costs.
-        memory: "auto" (error feedback for biased compressors), "none", "error_feedback" or an instance.
+        memory: "auto" (error feedback for biased compressors), "none", "error_feedback", or an ``ErrorFeedback`` or
+            ``MomentumCorrection`` instance.
         exchange: "auto" (all_reduce where payloads can be added, else two_way), "all_reduce", "all_gather" or "two_way".
         dense: How norms, biases and other small tensors travel: "auto", a code, a size in bytes, or a ``DenseRule``.
         start_step: Optimizer steps that are exchanged dense before compression begins.
+        schedule: ``DensityWarmup`` for compressors with a density; begins after the dense steps.
         save_state: What checkpoints keep of the residuals: "exact" (every rank's: world size x model size; a resumed run is
             bit-identical; beyond 4 GiB the mean, with a warning), "mean" (one model size: what is owed to the model is kept),
             or "none".
@@ -73,10 +80,11 @@ class CompressionGlue(DDPStrategy):
     def __init__(
         self,
         compressor: str | Compressor = "quantize",
-        memory: MemoryName | ErrorFeedback = "auto",
+        memory: MemoryName | Memory = "auto",
         exchange: ExchangeName = "auto",
         dense: str | int | DenseRule = "auto",
         start_step: int = 0,
+        schedule: DensityWarmup | None = None,
         save_state: SaveMode = "exact",
         **kwargs: Any,
     ) -> None:
@@ -85,7 +93,7 @@ class CompressionGlue(DDPStrategy):
             raise ValueError(f"save_state={save_state!r} is unknown; known are {', '.join(get_args(SaveMode))}.")
         self._save_state = save_state
         refuse_python_reducer()
-        self.exchange = GradientExchange(compressor, memory, exchange, dense, start_step)
+        self.exchange = GradientExchange(compressor, memory, exchange, dense, start_step, schedule)
         super().__init__(**kwargs)
 
     @classmethod
@@ -99,6 +107,11 @@ class CompressionGlue(DDPStrategy):
             # before the process group exists: nobody's timeout runs while kernels are compiled
             self.exchange.compile(self.lightning_module)
         super().setup_environment()
+
+    def setup(self, trainer: Trainer) -> None:
+        super().setup(trainer)
+        if trainer.state.fn == "fit":
+            self._check_momentum_correction(trainer)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         if self._saves_state(checkpoint):
@@ -136,7 +149,34 @@ class CompressionGlue(DDPStrategy):
         # Lightning registers hooks on CUDA only and drops them silently elsewhere
         assert isinstance(self.model, DistributedDataParallel)
         scaler = getattr(self.precision_plugin, "scaler", None)
-        self.exchange.attach(self.model, grad_scaler=scaler, timeout=self._timeout)
+        steps = self._steps_per_epoch() if self.exchange.settings.schedule is not None else None
+        self.exchange.attach(self.model, grad_scaler=scaler, timeout=self._timeout, steps_per_epoch=steps)
+
+    def _steps_per_epoch(self) -> int:
+        """Optimizer steps of an epoch; a schedule that outlasts the run is said."""
+        trainer = self.lightning_module.trainer
+        total = trainer.estimated_stepping_batches  # loads the data
+        steps = max(1, math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches))
+        schedule = self.exchange.settings.schedule
+        assert schedule is not None
+        warmup = self.exchange.settings.start_step + len(schedule.densities) * schedule.stage_steps(steps)
+        if warmup > total and self.is_global_zero:
+            warnings.warn(
+                f"The density warm-up takes {warmup} optimizer steps and the run has {total:.0f}: it will not end.", stacklevel=2
+            )
+        return steps
+
+    def _check_momentum_correction(self, trainer: Trainer) -> None:
+        memory = self.exchange.settings.memory
+        if not isinstance(memory, MomentumCorrection):
+            return
+        for optimizer in self.optimizers:
+            require_compatible(getattr(optimizer, "optimizer", optimizer), memory)
+        if trainer.gradient_clip_val is not None:
+            raise ValueError(
+                "gradient_clip_val would clip velocities, not gradients, under MomentumCorrection: "
+                f"use MomentumCorrection(clip_norm={trainer.gradient_clip_val}) and leave gradient_clip_val out."
+            )
 
     def __repr__(self) -> str:
         # Lightning's other import name refuses this object and shows its repr: say what to do
@@ -155,6 +195,9 @@ def _check_ddp_arguments(arguments: dict[str, Any]) -> None:
             raise ValueError(f"CompressedStrategy cannot take {name}: {remedy}.")
     known = _LIGHTNING_ARGUMENTS | set(_REFUSED) | set(inspect.signature(DistributedDataParallel.__init__).parameters)
     known -= {"self", "module", "device_ids", "output_device", "process_group"}
-    unknown = sorted(set(arguments) - known)
+    # a configuration file spells out all of DDP's defaults, also those that Lightning sets itself
+    unknown = sorted(name for name, value in arguments.items() if name not in known and value is not None)
     if unknown:
-        raise ValueError(f"CompressedStrategy does not know the argument {unknown[0]!r}; it takes its own and DDP's: {sorted(known)}.")
+        raise ValueError(
+            f"CompressedStrategy does not know the argument {unknown[0]!r}; it takes its own and DDP's: {sorted(known)}."
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -108,6 +109,18 @@ class Compressor(ABC):
         """The factor delta of ||decode(encode(x)) - x||^2 <= (1 - delta) ||x||^2 for a block, or None if unknown."""
         return None
 
+    def with_ratio(self, ratio: float) -> Compressor:
+        """The same compressor at another density, for a schedule.
+
+        Raises:
+            ValueError: It has no density.
+        """
+        if not hasattr(self, "ratio"):
+            raise ValueError(f"A density schedule needs a compressor with a ratio (such as TopK), {self!r} has none.")
+        other = copy.copy(self)
+        other.ratio = check_ratio(ratio)
+        return other
+
     def cpu_kernels(self) -> CPUKernels | None:
         """Compiled kernels, or None: the torch functions above are used on the CPU too."""
         return None
@@ -142,6 +155,13 @@ def check_bits(bits: int, allowed: tuple[int, ...]) -> int:
     if isinstance(bits, bool) or bits not in allowed:
         raise ValueError(f"bits must be one of {', '.join(map(str, allowed))}, got {bits!r}")
     return int(bits)
+
+
+def check_seed(seed: int) -> int:
+    """Validates a ``seed`` argument."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"seed must be an integer, got {seed!r}")
+    return seed
 
 
 def kept(numel: int, ratio: float) -> int:

@@ -63,7 +63,7 @@ class BlockCodec:
         kernels = compressor.cpu_kernels() if table.device.type == "cpu" and not use_reference else None
         self._kernels = kernels
         self._groups = [] if kernels else list(_equal_blocks(table))
-        self._tensors = table[table[:, col.START] == 0].tolist() if per_tensor and compressor.block_size is None else []
+        self._tensors = list(_whole_tensors(table)) if per_tensor and compressor.block_size is None else []
 
     def __len__(self) -> int:
         return len(self.table)
@@ -95,7 +95,7 @@ class BlockCodec:
             return
         if values.dtype not in (torch.float32, torch.float64):
             values = values.float()
-        statistics = self._statistics(values, memory, len(status), weight, scale)
+        statistics = self._statistics(values, memory, status, weight, scale)
         if self._kernels is None:
             self._encode_reference(values, memory, payload, status, weight, scale, salt, statistics)
             return
@@ -164,21 +164,22 @@ class BlockCodec:
             out.copy_(real_out)
 
     def _statistics(
-        self, values: Tensor, memory: MemoryView, parameters: int, weight: float, scale: float | Tensor
+        self, values: Tensor, memory: MemoryView, status: Tensor, weight: float, scale: float | Tensor
     ) -> Tensor | None:
         """One scale per tensor: float32 per parameter of the bucket. The papers' granularity costs a pass of its own."""
         statistics = None
-        for row in self._tensors:
-            source, state, parameter = row[col.SOURCE], row[col.STATE], row[col.PARAMETER]
-            numel = int(self.table[self.table[:, col.PARAMETER] == parameter, col.LENGTH].sum())
+        for source, state, parameter, row, numel in self._tensors:
             p = values[source : source + numel]
             if memory.compensate:
                 index = torch.arange(state, state + numel, device=values.device) + memory.read[parameter]
                 p = p + scale * memory.state[index]
-            one = self.compressor.statistic(weight * p, row[col.ROW])
+            one = self.compressor.statistic(weight * p, row)
             if one is not None:
-                statistics = values.new_zeros(parameters, dtype=torch.float32) if statistics is None else statistics
+                statistics = values.new_zeros(len(status), dtype=torch.float32) if statistics is None else statistics
                 statistics[parameter] = to_float32(one)
+                # its finite pieces cannot be coded either: their memory must not take up the infinite scale
+                unusable = (status[parameter] == col.PRESENT) & ~torch.isfinite(one)
+                status[parameter] = torch.where(unusable, col.NONFINITE, status[parameter])
         return statistics
 
     def _encode_reference(
@@ -260,6 +261,14 @@ class _EqualBlocks:
 
     def payload_index(self, nbytes: int) -> Tensor:
         return self.payload + torch.arange(nbytes, device=self.payload.device)
+
+
+def _whole_tensors(table: Tensor) -> Iterator[tuple[int, int, int, int, int]]:
+    """Source, state, parameter, row and number of elements of every parameter in the table."""
+    for index in torch.unique(table[:, col.PARAMETER]).tolist():
+        blocks = table[table[:, col.PARAMETER] == index]
+        first = blocks[0].tolist()
+        yield first[col.SOURCE], first[col.STATE], index, first[col.ROW], int(blocks[:, col.LENGTH].sum())
 
 
 def _equal_blocks(table: Tensor) -> Iterator[_EqualBlocks]:

@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_compress.compressors.base import Compressor
 from lightning_compress.exchange.dense import DenseRule
 from lightning_compress.exchange.runtime import Runtime, compile_for
-from lightning_compress.exchange.settings import ExchangeName, ExchangeSettings, MemoryName
+from lightning_compress.exchange.settings import ExchangeName, ExchangeSettings, Memory, MemoryName
 from lightning_compress.exchange.stats import ExchangeStats
-from lightning_compress.memory.error_feedback import ErrorFeedback
+from lightning_compress.schedule import DensityWarmup
 from lightning_compress.state import empty_state
 
 
@@ -30,11 +30,14 @@ class GradientExchange:
 
     Args:
         compressor: A name or an instance; more bits are gentler, fewer faster.
-        memory: "auto" (error feedback for biased compressors), "none", "error_feedback" or an instance.
-        exchange: "auto" (all_reduce where payloads can be added, else two_way), "all_reduce", "all_gather" (only for a few
-            ranks: its traffic grows with their number) or "two_way".
+        memory: "auto" (error feedback for biased compressors), "none", "error_feedback", or an ``ErrorFeedback`` or
+            ``MomentumCorrection`` instance.
+        exchange: "auto" (all_reduce where payloads can be added, else two_way; under momentum correction whichever of two_way
+            and all_gather sends less), "all_reduce", "all_gather" (only for a few ranks: its traffic grows with their
+            number) or "two_way".
         dense: How norms, biases and other small tensors travel: "auto", a code, a size in bytes, or a ``DenseRule``.
         start_step: Optimizer steps that are exchanged dense before compression begins.
+        schedule: ``DensityWarmup`` for compressors with a density; begins after the dense steps.
 
     Raises:
         ValueError: An argument is unknown or does not go with another.
@@ -43,19 +46,24 @@ class GradientExchange:
     def __init__(
         self,
         compressor: str | Compressor = "quantize",
-        memory: MemoryName | ErrorFeedback = "auto",
+        memory: MemoryName | Memory = "auto",
         exchange: ExchangeName = "auto",
         dense: str | int | DenseRule = "auto",
         start_step: int = 0,
+        schedule: DensityWarmup | None = None,
     ) -> None:
-        self.settings = ExchangeSettings.make(compressor, memory, exchange, dense, start_step)
+        self.settings = ExchangeSettings.make(compressor, memory, exchange, dense, start_step, schedule)
         self._stats = ExchangeStats()
         self._step = 0
         self._runtime: Runtime | None = None
         self._restored: Mapping[str, Any] | None = None
 
     def attach(
-        self, ddp: DistributedDataParallel, grad_scaler: Any | None = None, timeout: timedelta | None = None
+        self,
+        ddp: DistributedDataParallel,
+        grad_scaler: Any | None = None,
+        timeout: timedelta | None = None,
+        steps_per_epoch: int | None = None,
     ) -> GradientExchange:
         """Takes over the gradient exchange of ``ddp``; called on all ranks. Wrapping the same module again keeps its memories.
 
@@ -64,18 +72,23 @@ class GradientExchange:
             grad_scaler: The ``torch.amp.GradScaler`` of the training, if any: memories then hold unscaled values, and a
                 skipped step leaves them as they were.
             timeout: Of the exchange's own process groups; None: that of the default group.
+            steps_per_epoch: Optimizer steps of an epoch, for a schedule that counts epochs.
 
         Raises:
             ValueError: ``ddp`` cannot be served; the message says why and what to do.
         """
         self.close()
         refuse_python_reducer(ddp)
-        before = self._runtime
-        memories = before.memories if before is not None and before.module is ddp.module else None
-        self._runtime = Runtime(self.settings, self._stats, ddp, grad_scaler, timeout, memories)
+        memories = None
+        if self._runtime is not None and self._runtime.module is ddp.module:
+            self._runtime.settle()  # with the scaler of that time
+            memories = self._runtime.exchange.memories
+        elif self._runtime is not None and self._restored is None:
+            self._step = 0  # another model
+        self._runtime = Runtime(self.settings, self._stats, ddp, grad_scaler, timeout, steps_per_epoch, memories)
         ddp.register_comm_hook(None, self._hook)
         if self._restored is not None:
-            self._runtime.restore(self._restored)
+            self._runtime.exchange.restore(self._restored)
             self._restored = None
         return self
 
@@ -89,10 +102,11 @@ class GradientExchange:
         Returns:
             steps; bytes_sent and bytes_received (on the wire, everything counted); dense_bytes (what a fp32 ring all-reduce of
             the same gradients sends); ratio = dense_bytes / bytes_sent; encode_seconds, decode_seconds, wait_seconds (waiting
-            for collectives, summed over the pipeline's stages: much of it is hidden behind backward); ``last``: the same of
+            for collectives, summed over the pipeline's stages: much of it is hidden behind backward); density (share of the
+            elements of large tensors that the last step could send; 1 for codes without a density); ``last``: the same of
             the last step.
         """
-        return self._stats.as_dict()
+        return {**self._stats.as_dict(), "density": self._density()}
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank remembers: residuals by parameter name, and the step. Loads with ``weights_only=True``.
@@ -101,7 +115,11 @@ class GradientExchange:
         """
         if self._restored is not None:
             return dict(self._restored)
-        state = self._runtime.state() if self._runtime is not None else empty_state()
+        if self._runtime is None:
+            state = empty_state()
+        else:
+            self._runtime.settle()
+            state = self._runtime.exchange.state()
         return {**state, "step": self._step, "settings": repr(self.settings)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -111,7 +129,7 @@ class GradientExchange:
         """
         self._step = int(state["step"])
         if self._runtime is not None and self._runtime.open:
-            self._runtime.restore(state)
+            self._runtime.exchange.restore(state)
         else:
             self._restored = state
 
@@ -119,6 +137,13 @@ class GradientExchange:
         """Ends threads and removes hooks. No collective runs in here. Figures and state stay readable."""
         if self._runtime is not None and self._runtime.open:
             self._runtime.close()
+
+    def _density(self) -> float:
+        final = float(getattr(self.settings.compressor, "ratio", 1.0))
+        if self._runtime is None or self._step == 0:
+            return final
+        density = self._runtime.exchange.density(self._step - 1)
+        return final if density is None else density
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_runtime": None}
@@ -130,8 +155,7 @@ class GradientExchange:
             raise RuntimeError("lightning-compress: the gradient exchange of this model was closed; attach() it again.")
         if bucket.index() == 0:
             runtime.begin_step()
-        dense = self._step < self.settings.start_step
-        future = runtime.exchange(bucket, self._step, dense)
+        future = runtime.hand_over(bucket, self._step)
         if bucket.is_last():
             self._step += 1
         return future
@@ -155,24 +179,26 @@ def refuse_python_reducer(ddp: DistributedDataParallel | None = None) -> None:
 def register_comm_hook(
     ddp: DistributedDataParallel,
     compressor: str | Compressor = "quantize",
-    memory: MemoryName | ErrorFeedback = "auto",
+    memory: MemoryName | Memory = "auto",
     exchange: ExchangeName = "auto",
     dense: str | int | DenseRule = "auto",
     start_step: int = 0,
+    schedule: DensityWarmup | None = None,
     grad_scaler: Any | None = None,
 ) -> GradientExchange:
     """Gives plain DistributedDataParallel (or Fabric) the compressed gradient exchange; called on all ranks.
 
     Args:
         ddp: The wrapped model, without another communication hook.
-        compressor: See ``GradientExchange``, like the next four.
+        compressor: See ``GradientExchange``, like the next five.
         memory: What workers remember.
         exchange: How payloads travel.
         dense: How small tensors travel.
         start_step: Dense steps before compression begins.
+        schedule: The density's warm-up, in steps.
         grad_scaler: The ``torch.amp.GradScaler`` of the training loop, if it has one.
 
     Returns:
         The exchange: ``stats()`` reads its figures, ``close()`` ends its threads.
     """
-    return GradientExchange(compressor, memory, exchange, dense, start_step).attach(ddp, grad_scaler)
+    return GradientExchange(compressor, memory, exchange, dense, start_step, schedule).attach(ddp, grad_scaler)

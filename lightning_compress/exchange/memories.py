@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from lightning_compress.exchange.plan import BlockPlan
 from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.kernels.table import PRESENT
+from lightning_compress.memory.momentum import MomentumCorrection
 from lightning_compress.memory.store import Store, StoreView
 
 
@@ -29,11 +30,12 @@ class Memories:
         if settings.topology is not None:
             if settings.memory is not None:
                 self._sizes["worker"] = plan.worker_sizes()
+            if isinstance(settings.memory, MomentumCorrection):
+                self._sizes["velocity"] = plan.velocity_sizes()
             if settings.topology.second_encoding:
                 self._sizes["owner"] = plan.owner_sizes(rank)
         self._nowhere = dict.fromkeys(plan.worker_sizes(), 0)
         self.stores: dict[tuple[str, torch.dtype], Store] = {}
-        self._stepped: set[str] = set()
         self._last_scale: float | Tensor | None = None
 
     def views(self, names: Sequence[str], buffer: Tensor) -> tuple[StoreView | None, StoreView | None]:
@@ -41,27 +43,40 @@ class Memories:
         worker, owner = (self._store(side, buffer.dtype, buffer.device) for side in ("worker", "owner"))
         return worker and worker.view(names), owner and owner.view(names)
 
+    def velocities(self, names: Sequence[str], buffer: Tensor) -> StoreView | None:
+        """Access of one exchange to the velocities of momentum correction; None without it."""
+        store = self._store("velocity", buffer.dtype, buffer.device)
+        return store and store.view(names)
+
     def offsets(self, buffer: Tensor) -> tuple[dict[str, int], dict[str, int]]:
         """Where each parameter begins in the worker's and in the owner's store."""
         worker, owner = (self._store(side, buffer.dtype, buffer.device) for side in ("worker", "owner"))
         return (worker.offsets if worker else self._nowhere), (owner.offsets if owner else self._nowhere)
 
-    def note_step(self, names: Iterable[str]) -> None:
-        """An optimizer has stepped on these parameters."""
-        self._stepped.update(names)
+    def note_step(self, names: Sequence[str], taken: Tensor | bool) -> None:
+        """An optimizer has stepped on these parameters: what was written for it is kept.
+
+        Args:
+            names: The parameters.
+            taken: False if a fused optimizer found an overflow itself and changed nothing.
+        """
+        for store in self.stores.values():
+            store.commit(names, taken)
 
     def settle(self, scale: float | Tensor) -> None:
-        """Keeps what was written before a step that was taken, forgets what was written before one that was skipped.
+        """Forgets what was written for a step that the loss scaler has skipped: it lowers its scale exactly then.
 
-        A loss scaler lowers its scale exactly when it skips a step; an optimizer that checks for overflows itself (fused) runs
-        its hooks even then, so the scale decides. With a device tensor the comparison stays on the device.
+        What no optimizer has used yet stays open. With a device tensor the comparison stays on the device.
         """
         if not self._transactional:
             return
-        keep: Tensor | bool = True if self._last_scale is None else scale >= self._last_scale
-        for store in self.stores.values():
-            store.settle(list(self._stepped), keep)
-        self._stepped.clear()
+        if self._last_scale is not None:
+            for store in self.stores.values():
+                store.forget(scale < self._last_scale)
+        self.watch(scale)
+
+    def watch(self, scale: float | Tensor) -> None:
+        """Compares the loss scale with this one from now on."""
         self._last_scale = scale.clone() if isinstance(scale, Tensor) else scale
 
     def read(self, side: str, name: str, dtype: torch.dtype) -> Tensor | None:
@@ -77,7 +92,7 @@ class Memories:
 
     def repay(self, names: Sequence[str], status: Tensor, buffer: Tensor, scale: float | Tensor) -> None:
         """On a single rank nothing is left out any more: what a larger run owed (a restored state) joins the gradient."""
-        for side in self._sizes:
+        for side in ("worker", "owner"):
             store = self.stores.get((side, _real_dtype(buffer.dtype)))
             if store is None:
                 continue

@@ -26,7 +26,16 @@ from lightning_compress.exchange.topology import Steps
 
 @dataclass
 class Exchange:
-    """One bucket on its way through the pipeline."""
+    """One bucket on its way through the pipeline.
+
+    Attributes:
+        steps: The exchange.
+        buffer: What the future will hold.
+        future: What DDP waits for.
+        label: Names step, bucket and rank in an error.
+        stats: Counts the bytes of each collective.
+        work: The collective that is under way.
+    """
 
     steps: Steps
     buffer: Tensor
@@ -44,15 +53,12 @@ class Pipeline(ABC):
         self._rank, self._world_size = dist.get_rank(groups[0]), dist.get_world_size(groups[0])
 
     @abstractmethod
-    def submit(self, steps: Steps, buffer: Tensor, label: str, stats: ExchangeStats) -> torch.futures.Future[Tensor]:
-        """Starts an exchange.
+    def submit(self, exchange: Exchange) -> None:
+        """Starts an exchange; its future is completed whatever happens."""
 
-        Args:
-            steps: The exchange.
-            buffer: What the future will hold.
-            label: Names step and bucket in an error.
-            stats: Counts the bytes of each collective.
-        """
+    def future(self) -> torch.futures.Future[Tensor]:
+        """A future that this pipeline can complete."""
+        return torch.futures.Future()
 
     def close(self) -> None:
         """Ends the pipeline; no collective runs in here."""
@@ -80,10 +86,8 @@ class ThreadPipeline(Pipeline):
         for thread in self._threads:
             thread.start()
 
-    def submit(self, steps: Steps, buffer: Tensor, label: str, stats: ExchangeStats) -> torch.futures.Future[Tensor]:
-        exchange = Exchange(steps, buffer, torch.futures.Future(), label, stats)
+    def submit(self, exchange: Exchange) -> None:
         self._queues[0].put(exchange)
-        return exchange.future
 
     def close(self) -> None:
         for waiting in self._queues:
@@ -127,23 +131,24 @@ class StreamPipeline(Pipeline):
         self._streams = [torch.cuda.Stream(device) for _ in range(self._STREAMS)]
         self._next = 0
 
+    def future(self) -> torch.futures.Future[Tensor]:
+        return torch.futures.Future(devices=[self._device])
+
     @torch.no_grad()
-    def submit(self, steps: Steps, buffer: Tensor, label: str, stats: ExchangeStats) -> torch.futures.Future[Tensor]:
+    def submit(self, exchange: Exchange) -> None:
         stream = self._streams[self._next]
         self._next = (self._next + 1) % len(self._streams)
-        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[self._device])
         stream.wait_stream(torch.cuda.current_stream(self._device))
-        buffer.record_stream(stream)
+        exchange.buffer.record_stream(stream)
         with torch.cuda.stream(stream):
             try:
-                for collective in steps:
-                    work = self._issue(collective, 0, stats)
-                    with stats.time("wait", self._device):
+                for collective in exchange.steps:
+                    work = self._issue(collective, 0, exchange.stats)
+                    with exchange.stats.time("wait", self._device):
                         work.wait()  # the stream waits, the host does not
-                future.set_result(buffer)
+                exchange.future.set_result(exchange.buffer)
             except BaseException as error:
-                future.set_exception(_describe(error, label))
-        return future
+                exchange.future.set_exception(_describe(error, exchange.label))
 
 
 def _describe(error: BaseException, label: str) -> RuntimeError:

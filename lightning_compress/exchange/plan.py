@@ -117,6 +117,10 @@ class BlockPlan:
         """Elements of every parameter's worker memory."""
         return {name: placed.spec.numel for name, placed in self._placed.items()}
 
+    def velocity_sizes(self) -> dict[str, int]:
+        """Elements of every parameter's velocity under momentum correction: small tensors get theirs after the exchange."""
+        return {name: 0 if placed.spec.dense else placed.spec.numel for name, placed in self._placed.items()}
+
     def owner_sizes(self, rank: int) -> dict[str, int]:
         """Elements of every parameter's owner memory on ``rank``; an unbiased code leaves nothing to remember."""
         return {
@@ -160,6 +164,7 @@ class BlockPlan:
         tables: dict[bool, list[Tensor]] = {False: [], True: []}
         owners: dict[bool, list[Tensor]] = {False: [], True: []}
         owner_state: dict[bool, list[Tensor]] = {False: [], True: []}
+        spans: list[Span] = []
         source = 0
         for index, name in enumerate(names):
             spec = self._placed[name].spec
@@ -176,13 +181,14 @@ class BlockPlan:
             tables[spec.dense].append(table)
             owners[spec.dense].append(owner)
             owner_state[spec.dense].append(owner_offset[name] + _running_within(owner, length))
+            spans.append(Span(index, source, spec.numel, spec.dense))
             source += spec.numel
         parts = [
             BucketPart(compressor, torch.cat(tables[dense]), torch.cat(owners[dense]), torch.cat(owner_state[dense]))
             for dense, compressor in ((False, self.coded), (True, self.dense))
             if tables[dense]
         ]
-        return BucketPlan(tuple(names), source, self.owners, parts)
+        return BucketPlan(tuple(names), spans, self.owners, parts)
 
 
 def _running_within(owner: Tensor, length: Tensor) -> Tensor:
@@ -194,6 +200,27 @@ def _running_within(owner: Tensor, length: Tensor) -> Tensor:
     first = counts.cumsum(0) - counts
     before -= before[first].repeat_interleave(counts) if len(before) else before
     return torch.empty_like(before).scatter_(0, order, before)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a parameter lies in a bucket.
+
+    Attributes:
+        index: Its number inside the bucket.
+        first: Offset of its first element in the buffer.
+        numel: Its elements.
+        dense: Whether it travels under the mild code.
+    """
+
+    index: int
+    first: int
+    numel: int
+    dense: bool
+
+    def of(self, buffer: Tensor) -> Tensor:
+        """The parameter's part of a buffer laid out like the bucket."""
+        return buffer[self.first : self.first + self.numel]
 
 
 @dataclass
@@ -227,14 +254,14 @@ class BucketPlan:
 
     Attributes:
         names: Parameters in the bucket's order.
-        numel: Elements of the bucket's buffer.
+        spans: Where each of them lies.
         parts: Blocks by compressor.
         header_nbytes: Bytes of the header.
         section_nbytes: Bytes of every owner's section.
     """
 
-    def __init__(self, names: tuple[str, ...], numel: int, owners: int, parts: list[BucketPart]) -> None:
-        self.names, self.numel, self.owners, self.parts = names, numel, owners, parts
+    def __init__(self, names: tuple[str, ...], spans: list[Span], owners: int, parts: list[BucketPart]) -> None:
+        self.names, self.spans, self.owners, self.parts = names, spans, owners, parts
         self.header_nbytes = packed_nbytes(len(names), _STATUS_BITS)
         filled = torch.full((owners,), self.header_nbytes, dtype=torch.int64)
         for part in parts:

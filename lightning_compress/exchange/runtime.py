@@ -1,10 +1,10 @@
-"""What exists only while a model is attached: process groups, threads, hooks, memories and plans."""
+"""What exists only while a model is attached: process groups, threads and hooks around one rank's exchange."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -12,17 +12,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_compress.exchange.codec import compile_kernels
 from lightning_compress.exchange.memories import Memories
 from lightning_compress.exchange.participation import Participation
-from lightning_compress.exchange.pipeline import Pipeline, make_pipeline
-from lightning_compress.exchange.plan import BlockPlan, parameter_specs
+from lightning_compress.exchange.pipeline import Exchange, Pipeline, make_pipeline
+from lightning_compress.exchange.rank import RankExchange
 from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.exchange.stats import ExchangeStats
-from lightning_compress.exchange.topology import BucketJob, Steps, Topology, exchange_dense
-from lightning_compress.state import local_state, restore
+from lightning_compress.exchange.topology import Topology
+from lightning_compress.memory.momentum import MomentumCorrection
+from lightning_compress.optim.compatibility import mark_corrected, require_compatible
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class Runtime:
         ddp: The wrapped model.
         grad_scaler: The loss scaler, if there is one.
         timeout: Of the exchange's process groups.
+        steps_per_epoch: For schedules that count epochs.
         memories: Of an earlier fit of the same module, to go on with.
     """
 
@@ -46,60 +48,56 @@ class Runtime:
         ddp: DistributedDataParallel,
         grad_scaler: Any | None,
         timeout: timedelta | None,
+        steps_per_epoch: int | None = None,
         memories: Memories | None = None,
     ) -> None:
-        self._settings, self._stats, self._scaler = settings, stats, grad_scaler
-        self.world_size = dist.get_world_size(ddp.process_group)
-        self.rank = dist.get_rank(ddp.process_group)
+        self._stats, self._scaler = stats, grad_scaler
         self.module = ddp.module
-        self.parameters = {name: p for name, p in ddp.module.named_parameters() if p.requires_grad}
-        self.plan = make_plan(settings, ddp.module, self.world_size)
-        self._names = {id(p): name for name, p in self.parameters.items()}
-        self._topologies: dict[tuple[str, ...], Topology] = {}
-        self._participation = Participation(self.parameters.items())
-        fresh = Memories(self.plan, settings, self.rank, transactional=_scales(grad_scaler))
-        self.memories = memories if memories is not None and memories.fits(fresh) else fresh
+        rank, world_size = dist.get_rank(ddp.process_group), dist.get_world_size(ddp.process_group)
+        self.exchange = RankExchange(
+            settings, ddp.module, rank, world_size, stats, _scales(grad_scaler), steps_per_epoch, memories
+        )
+        self.exchange.memories.watch(self._scale())
+        self._names = {id(p): name for name, p in self.exchange.parameters.items()}
+        self._participation = Participation(self.exchange.parameters.items())
         self.open = True
         self._closers: list[Callable[[], None]] = [self._participation.close]
+        self._waiting: list[Exchange] = []
         self._pipeline: Pipeline | None = None
-        if self.world_size > 1:
+        if world_size > 1 or self.exchange.works_alone:
             compile_for(settings, ddp.module)
             _require_equal_settings(settings, self._names.values(), ddp.process_group)
             self._pipeline = self._start_pipeline(ddp, timeout)
-        if _scales(grad_scaler):
-            self._closers.append(register_optimizer_step_post_hook(self._note_step).remove)
+        self._watch_optimizers()
 
     def begin_step(self) -> None:
-        """Before the first bucket: what is open from earlier steps is kept or forgotten."""
+        """Before the first bucket: what was written for a skipped step is forgotten."""
         self._stats.begin_step()
-        self.memories.settle(self._scale())
+        self.settle()
+        if self.exchange.clip is not None:
+            self.exchange.clip.begin_step()
 
-    def state(self) -> dict[str, Any]:
-        """This rank's memories, settled."""
-        self.memories.settle(self._scale())
-        return local_state(self.memories, self.plan, self.parameters, self.rank, self.world_size)
+    def settle(self) -> None:
+        """Brings the memories up to date with the loss scaler."""
+        self.exchange.memories.settle(self._scale())
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Fills this rank's memories (see ``state.restore``)."""
-        restore(state, self.memories, self.plan, self.parameters, self.rank, self.world_size)
-
-    def exchange(self, bucket: dist.GradBucket, step: int, dense: bool) -> torch.futures.Future[Tensor]:
+    def hand_over(self, bucket: dist.GradBucket, step: int) -> torch.futures.Future[Tensor]:
         """Starts the exchange of one bucket; the future holds the bucket's buffer when it is the mean of all ranks."""
         buffer = bucket.buffer()
         names = tuple(self._names[id(p)] for p in bucket.parameters())
         status = self._participation.take(names)
         if self._pipeline is None:
-            self.memories.repay(names, status, buffer, self._scale())
+            self.exchange.memories.repay(names, status, buffer, self._scale())
             future: torch.futures.Future[Tensor] = torch.futures.Future()
-            future.set_result(buffer)
+            # DDP's all-reduce would have coalesced it, and the optimizer sums duplicates in another order
+            future.set_result(buffer.coalesce() if buffer.is_sparse else buffer)
             return future
-        self._stats.count_dense(_nbytes(buffer), self.world_size)
-        if dense or self._settings.topology is None or buffer.is_sparse:
-            steps = exchange_dense(buffer, self.world_size)
-        else:
-            steps = self._compressed(buffer, names, status, step)
-        label = f"step {step}, bucket {bucket.index()}, rank {self.rank}"
-        return self._pipeline.submit(steps, buffer, label, self._stats)
+        self._stats.count_dense(_nbytes(buffer), self.exchange.world_size)
+        steps = self.exchange.steps(buffer, names, status, step, self._scale())
+        label = f"step {step}, bucket {bucket.index()}, rank {self.exchange.rank}"
+        exchange = Exchange(steps, buffer, self._pipeline.future(), label, self._stats)
+        self._submit(self._pipeline, exchange, bucket.is_last())
+        return exchange.future
 
     def close(self) -> None:
         """Ends threads, hooks and groups; the memories stay readable."""
@@ -110,16 +108,21 @@ class Runtime:
             self._closers.pop()()
         self.open = False
 
-    def _compressed(self, buffer: Tensor, names: tuple[str, ...], status: Tensor, step: int) -> Steps:
-        worker, owner = self.memories.views(names, buffer)
-        topology = self._topologies.get(names)
-        if topology is None:
-            assert self._settings.topology is not None
-            plan = self.plan.bucket(names, *self.memories.offsets(buffer))
-            topology = self._settings.topology(plan, self.rank, self.world_size, buffer.device)
-            self._topologies[names] = topology
-        job = BucketJob(buffer, status.to(buffer.device), step, self._scale(), worker, owner, self._stats)
-        return topology.run(job)
+    def _submit(self, pipeline: Pipeline, exchange: Exchange, last: bool) -> None:
+        """Hands a bucket to the pipeline, unless local clipping has to see the whole gradient first."""
+        clip = self.exchange.clip
+        if clip is None:
+            pipeline.submit(exchange)
+            return
+        if not exchange.buffer.is_sparse:
+            clip.add(exchange.buffer)
+        self._waiting.append(exchange)
+        if last:
+            clip.end_step(self._scale())
+        if last or not clip.waits:
+            for waiting in self._waiting:
+                pipeline.submit(waiting)
+            self._waiting.clear()
 
     def _scale(self) -> float | Tensor:
         if not _scales(self._scaler):
@@ -129,9 +132,23 @@ class Runtime:
             return float(self._scaler.get_scale())  # type: ignore[union-attr]
         return scale if scale.is_cuda else float(scale)
 
+    def _watch_optimizers(self) -> None:
+        if _scales(self._scaler):
+            self._closers.append(register_optimizer_step_post_hook(self._note_step).remove)
+        corrected = isinstance(self.exchange.settings.memory, MomentumCorrection)
+        mark_corrected(self.exchange.parameters, self.exchange.plan if corrected else None)
+        if corrected:
+            self._closers.append(register_optimizer_step_pre_hook(self._check_optimizer).remove)
+
+    def _check_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if any(id(p) in self._names for group in optimizer.param_groups for p in group["params"]):
+            require_compatible(optimizer, self.exchange.settings.memory)
+
     def _note_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         stepped = (id(p) for group in optimizer.param_groups for p in group["params"])
-        self.memories.note_step([self._names[key] for key in stepped if key in self._names])
+        found_inf = getattr(optimizer, "found_inf", None)  # the scaler gives it to optimizers that skip steps themselves (fused)
+        taken = True if found_inf is None else found_inf == 0
+        self.exchange.memories.note_step([self._names[key] for key in stepped if key in self._names], taken)
 
     def _start_pipeline(self, ddp: DistributedDataParallel, timeout: timedelta | None) -> Pipeline:
         ranks = dist.get_process_group_ranks(ddp.process_group)
@@ -141,17 +158,9 @@ class Runtime:
             self._closers.append(lambda: _destroy(group))
             return group
 
-        topology = self._settings.topology
+        topology: type[Topology] | None = self.exchange.settings.topology
         device = next(ddp.module.parameters()).device
         return make_pipeline(device, topology.collectives if topology else 1, new_group)
-
-
-def make_plan(settings: ExchangeSettings, module: torch.nn.Module, world_size: int) -> BlockPlan:
-    """The blocks of ``module`` under ``settings``: the same on every rank."""
-    topology = settings.topology or Topology
-    specs = parameter_specs(module, settings.dense, settings.compressor.keeps_zero)
-    owners = topology.owners(world_size)
-    return BlockPlan(specs, settings.compressor, settings.dense_compressor, owners, topology.whole_tensors)
 
 
 def compile_for(settings: ExchangeSettings, module: torch.nn.Module) -> None:
@@ -186,14 +195,6 @@ def _destroy(group: Any) -> None:
         dist.destroy_process_group(group)
 
 
-def _refuse_python_reducer(ddp: DistributedDataParallel) -> None:
-    if getattr(ddp, "_use_python_reducer", False):
-        raise ValueError(
-            "torch._dynamo.config.optimize_ddp='python_reducer' gives communication hooks no buckets; "
-            "set torch._dynamo.config.optimize_ddp = True (or False) before wrapping the model."
-        )
-
-
 def _require_equal_settings(settings: ExchangeSettings, names: Iterable[str], group: Any) -> None:
     """Ranks that plan differently would read each other's bytes wrongly: find out before the first step."""
     mine = f"{settings!r}, {len(tuple(names))} parameters"
@@ -202,5 +203,3 @@ def _require_equal_settings(settings: ExchangeSettings, names: Iterable[str], gr
     for rank, theirs in enumerate(everyone):
         if theirs != everyone[0]:
             raise ValueError(f"All ranks need the same settings. Rank 0 has {everyone[0]}; rank {rank} has {theirs}.")
-
-

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
 
-from lightning_compress.compressors.base import Compressor
+from lightning_compress.compressors.base import PIECE, Compressor
 from lightning_compress.compressors.cast import Cast
 from lightning_compress.compressors.none import NoCompression
 from lightning_compress.compressors.registry import get_compressor
 from lightning_compress.exchange.dense import DenseRule, dense_rule
-from lightning_compress.exchange.topology import TOPOLOGIES, Topology
+from lightning_compress.exchange.topology import TOPOLOGIES, GatherAll, ReduceAll, Topology, TwoWay
 from lightning_compress.memory.error_feedback import ErrorFeedback
+from lightning_compress.memory.momentum import MomentumCorrection
+from lightning_compress.schedule import DensityWarmup
 
 MemoryName = Literal["auto", "none", "error_feedback"]
+Memory = ErrorFeedback | MomentumCorrection
 ExchangeName = Literal["auto", "all_reduce", "all_gather", "two_way"]
 
 
@@ -25,29 +28,34 @@ class ExchangeSettings:
     """The checked settings of a gradient exchange.
 
     Attributes:
-        compressor: Code of the large tensors.
+        compressor: Code of the large tensors, at its final density.
         dense_compressor: Code of the small ones.
         dense: Which tensors are small.
         memory: The workers' memory, None without one.
         topology: How payloads travel; None: DDP's own all-reduce.
         start_step: Steps that are exchanged dense before compression begins.
+        schedule: The density's warm-up, None without.
+        by_bytes: Whether ``topology`` is still to be chosen when the world size is known.
     """
 
     compressor: Compressor
     dense_compressor: Compressor
     dense: DenseRule
-    memory: ErrorFeedback | None
+    memory: Memory | None
     topology: type[Topology] | None
     start_step: int
+    schedule: DensityWarmup | None = None
+    by_bytes: bool = False
 
     @classmethod
     def make(
         cls,
-        compressor: str | Compressor,
-        memory: MemoryName | ErrorFeedback,
-        exchange: ExchangeName,
-        dense: str | int | DenseRule,
-        start_step: int,
+        compressor: str | Compressor = "quantize",
+        memory: MemoryName | Memory = "auto",
+        exchange: ExchangeName = "auto",
+        dense: str | int | DenseRule = "auto",
+        start_step: int = 0,
+        schedule: DensityWarmup | None = None,
     ) -> ExchangeSettings:
         """Checks and completes a user's arguments (see ``GradientExchange``).
 
@@ -56,14 +64,45 @@ class ExchangeSettings:
         """
         code = get_compressor(compressor)
         if isinstance(start_step, bool) or not isinstance(start_step, int) or start_step < 0:
-            raise ValueError(f"start_step is the number of dense steps before compression and must be 0 or more, got {start_step!r}")
+            raise ValueError(
+                f"start_step is the number of dense steps before compression and must be 0 or more, got {start_step!r}"
+            )
+        if schedule is not None:
+            code.with_ratio(schedule.densities[0])  # raises for a compressor without a density
         topology = _topology(code, exchange)
         remembered = _memory(code, memory)
+        if topology is None and isinstance(remembered, MomentumCorrection):
+            raise ValueError("MomentumCorrection needs a compressor: without one use torch.optim.SGD(momentum=...).")
         rule = dense_rule(dense)
         mild = code if topology is None else rule.compressor(code, remembered is not None)
-        if topology is TOPOLOGIES["all_reduce"] and mild.value_dtype != code.value_dtype:
+        if topology is ReduceAll and mild.value_dtype != code.value_dtype:
             mild = _same_type(code, rule)
-        return cls(code, mild, rule, remembered, topology, start_step)
+        by_bytes = exchange == "auto" and topology is TwoWay and isinstance(remembered, MomentumCorrection)
+        return cls(code, mild, rule, remembered, topology, start_step, schedule, by_bytes)
+
+    def resolve(self, world_size: int) -> ExchangeSettings:
+        """The settings for a number of ranks; a sparse exchange that cannot pay is said."""
+        settings = self
+        if self.by_bytes:
+            # at two ranks both send the same bytes, and all-gather needs no second encoding
+            settings = replace(self, topology=GatherAll if world_size <= 2 else TwoWay, by_bytes=False)
+        if world_size > 1 and settings.topology is GatherAll and settings.wire_share(world_size) >= 1.0:
+            warnings.warn(
+                f"exchange='all_gather' with {self.compressor!r} sends {settings.wire_share(world_size):.1f} times the bytes of "
+                f"dense DDP on {world_size} ranks; use exchange='two_way', whose traffic does not grow with their number.",
+                stacklevel=2,
+            )
+        return settings
+
+    def wire_share(self, world_size: int) -> float:
+        """Bytes that a large tensor's code puts on the wire, divided by what a float32 all-reduce does."""
+        block = self.compressor.block_size or PIECE
+        share = self.compressor.payload_nbytes(block) / (4 * block)
+        return share * world_size / 2 if self.topology is GatherAll else share
+
+    def at_density(self, density: float) -> ExchangeSettings:
+        """The settings of a warm-up stage."""
+        return replace(self, compressor=self.compressor.with_ratio(density))
 
 
 def _topology(compressor: Compressor, exchange: str) -> type[Topology] | None:
@@ -81,11 +120,13 @@ def _topology(compressor: Compressor, exchange: str) -> type[Topology] | None:
     return TOPOLOGIES[exchange]
 
 
-def _memory(compressor: Compressor, memory: MemoryName | ErrorFeedback) -> ErrorFeedback | None:
-    if isinstance(memory, ErrorFeedback):
+def _memory(compressor: Compressor, memory: MemoryName | Memory) -> Memory | None:
+    if isinstance(memory, (ErrorFeedback, MomentumCorrection)):
         return memory
     if memory not in get_args(MemoryName):
-        raise ValueError(f"memory={memory!r} is unknown; known are {', '.join(get_args(MemoryName))} or an ErrorFeedback().")
+        raise ValueError(
+            f"memory={memory!r} is unknown; known are {', '.join(get_args(MemoryName))}, ErrorFeedback() and MomentumCorrection()."
+        )
     if memory == "none" and not compressor.unbiased:
         warnings.warn(
             f"{compressor!r} is biased and memory='none' drops what it leaves out: expect a loss of accuracy. "

@@ -16,6 +16,7 @@ from torch import Tensor
 from lightning_compress.compressors.base import Compressor
 from lightning_compress.exchange.codec import BlockCodec, MemoryView
 from lightning_compress.exchange.collectives import AllGather, AllReduce, AllToAll, Collective
+from lightning_compress.exchange.correction import BucketCorrection
 from lightning_compress.exchange.plan import BucketPart, BucketPlan
 from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.kernels import table as col
@@ -38,6 +39,7 @@ class BucketJob:
         worker: Worker memory, None without one.
         owner: Owner memory, None without one.
         stats: Where times are noted.
+        correction: Momentum correction, None without.
     """
 
     buffer: Tensor
@@ -47,11 +49,15 @@ class BucketJob:
     worker: StoreView | None
     owner: StoreView | None
     stats: ExchangeStats = field(repr=False)
+    correction: BucketCorrection | None = None
 
 
 def exchange_dense(buffer: Tensor, world_size: int) -> Steps:
-    """What DDP itself does: scale by 1/N (multiplied, as DDP does: dividing differs by a rounding), then sum."""
-    buffer.mul_(1.0 / world_size)
+    """What DDP itself does, to the last bit: it multiplies dense buckets by 1/N, divides sparse ones by N, then sums."""
+    if buffer.is_sparse:
+        buffer.div_(world_size)
+    else:
+        buffer.mul_(1.0 / world_size)
     yield AllReduce(buffer)
 
 
@@ -85,6 +91,17 @@ class Topology(ABC):
     def run(self, job: BucketJob) -> Steps:
         """Exchanges the job's bucket in place; yields each collective when it may be issued."""
 
+    def run_dense(self, job: BucketJob) -> Steps:
+        """The same without compression; under momentum correction it is the velocities that are exchanged."""
+        if job.correction is not None:
+            assert job.worker is not None
+            values = job.correction.begin(job.buffer, job.scale)
+            job.correction.release(values, job.worker, job.scale)
+            job.buffer.copy_(values)
+            for view in (job.correction.velocity, job.worker):
+                view.mark_written(job.status == col.PRESENT)
+        yield from exchange_dense(job.buffer, self.world_size)
+
     def _codec(self, part: BucketPart, rows: Tensor | None = None, **columns: Tensor) -> BlockCodec:
         """A codec for the part's blocks (those in ``rows``) with some columns of the table replaced."""
         table = part.table.clone()
@@ -105,13 +122,19 @@ class Topology(ABC):
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def _encode_all(self, codecs: list[BlockCodec], job: BucketJob, payload: Tensor, weight: float = 1.0) -> None:
-        """The worker's encoding of its gradients."""
-        memory = MemoryView.of(job.worker, job.buffer)
+        """The worker's encoding of its gradients, or of its velocities."""
+        values = job.buffer if job.correction is None else job.correction.begin(job.buffer, job.scale)
+        memory = MemoryView.of(job.worker, values)
         for codec in codecs:
             salt = self._salt(codec.compressor, job.step)
-            codec.encode(job.buffer, memory, payload, job.status, weight=weight, scale=job.scale, salt=salt)
+            codec.encode(values, memory, payload, job.status, weight=weight, scale=job.scale, salt=salt)
+        written = job.status == col.PRESENT
         if job.worker is not None:
-            job.worker.mark_written(job.status == col.PRESENT)
+            job.worker.mark_written(written)
+        if job.correction is not None:
+            for codec in codecs:
+                codec.decode(payload, values, job.status, salt=self._salt(codec.compressor, job.step))
+            job.correction.mask(values, written)
 
     def _decode_all(self, codecs: list[BlockCodec], job: BucketJob, payload: Tensor, status: Tensor, **how: float) -> None:
         """Decodes what came back into the bucket."""

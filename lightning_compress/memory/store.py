@@ -15,8 +15,8 @@ class Store:
     A DDP bucket rebuild moves nothing here: blocks know their place in the store, not in the bucket.
 
     With ``transactional`` (under a loss scaler) the array exists twice. An exchange writes the copy that is not current;
-    ``settle`` makes it current for the parameters whose optimizer step was taken, and forgets it for those whose step was
-    skipped. Nothing is copied and, on CUDA, nothing is read by the host.
+    ``commit`` makes it current for the parameters of an optimizer that has stepped, ``forget`` drops what was written for a
+    step that was skipped. Nothing is copied and, on CUDA, nothing is read by the host.
 
     Args:
         sizes: Elements per parameter, in the order of ``named_parameters()``.
@@ -35,48 +35,64 @@ class Store:
         self._total = total
         self._transactional = transactional
         self._index = {name: i for i, name in enumerate(sizes)}
+        self._views: dict[tuple[str, ...], Tensor] = {}
         self.data = torch.zeros(total * (2 if transactional else 1), dtype=dtype, device=device)
         self._current = torch.zeros(len(sizes), dtype=torch.int64, device=device)
         self._dirty = torch.zeros(len(sizes), dtype=torch.bool, device=device)
 
     def view(self, names: Sequence[str]) -> StoreView:
         """Access for one exchange of a bucket with the parameters ``names``."""
-        index = torch.tensor([self._index[name] for name in names], dtype=torch.int64, device=self.data.device)
+        index = self._views.get(tuple(names))
+        if index is None:
+            index = torch.tensor([self._index[name] for name in names], dtype=torch.int64, device=self.data.device)
+            self._views[tuple(names)] = index
         if not self._transactional:
             zero = torch.zeros_like(index)
-            return StoreView(self, index, read=zero, write=zero)
+            return StoreView(self, names, index, read=zero, write=zero)
         current, dirty = self._current[index], self._dirty[index]
         # a second exchange before the optimizer step goes on from what the first one wrote
-        return StoreView(self, index, read=(current ^ dirty) * self._total, write=(1 - current) * self._total)
+        return StoreView(self, names, index, read=(current ^ dirty) * self._total, write=(1 - current) * self._total)
 
     def mark_written(self, index: Tensor, written: Tensor) -> None:
         """Notes that an exchange has written these parameters."""
         if self._transactional:
             self._dirty[index] |= written
 
-    def settle(self, stepped: Sequence[str], keep: Tensor | bool) -> None:
-        """Ends the open exchanges.
+    def commit(self, stepped: Sequence[str], taken: Tensor | bool) -> None:
+        """Ends the open exchanges of some parameters.
 
         Args:
-            stepped: Parameters whose optimizer has stepped since.
-            keep: False: the scaler found an overflow, and everything written since is forgotten.
+            stepped: Parameters whose optimizer has stepped.
+            taken: False: it found an overflow and left them alone; what was written is forgotten.
         """
         if not self._transactional:
             return
-        keep = torch.as_tensor(keep, device=self._dirty.device)
+        taken = torch.as_tensor(taken, device=self._dirty.device)
         done = torch.zeros_like(self._dirty)
         done[[self._index[name] for name in stepped if name in self._index]] = True
-        commit = self._dirty & done & keep
-        self._current ^= commit.to(torch.int64)
-        self._dirty &= ~(commit | ~keep)
+        self._current ^= (self._dirty & done & taken).to(torch.int64)
+        self._dirty &= ~done
+
+    def forget(self, skipped: Tensor | bool) -> None:
+        """Drops all that is written and not committed, if ``skipped``."""
+        if self._transactional:
+            self._dirty &= ~torch.as_tensor(skipped, device=self._dirty.device)
 
     def take(self, name: str) -> Tensor:
         """The state of a parameter, and zeros in its place: an exchange of its own."""
-        view, first, size = self.view([name]), self.offsets[name], self.sizes[name]
-        taken = self.data[first + int(view.read) : first + int(view.read) + size].clone()
-        self.data[first + int(view.write) : first + int(view.write) + size].zero_()
+        view = self.view([name])
+        taken = view.get(0).clone()
+        view.set(0, torch.zeros_like(taken))
         view.mark_written(torch.ones_like(view.index, dtype=torch.bool))
         return taken
+
+    def place(self, name: str, base: Tensor) -> slice | Tensor:
+        """Indices into ``data`` of a parameter's elements in the copy at ``base`` (0-dim, on the device)."""
+        first, size = self.offsets[name], self.sizes[name]
+        if not self._transactional:
+            return slice(first, first + size)
+        # which copy it is, only the device knows
+        return base + torch.arange(first, first + size, device=base.device)
 
     def read(self, name: str) -> Tensor:
         """The settled state of a parameter, a view [size]."""
@@ -89,9 +105,22 @@ class StoreView:
     """One exchange's access to a store: which copy of each of the bucket's parameters is read and which is written."""
 
     store: Store
+    names: Sequence[str]
     index: Tensor
     read: Tensor
     write: Tensor
+
+    def get(self, i: int) -> Tensor:
+        """State of the bucket's i-th parameter, before this exchange."""
+        return self.store.data[self.store.place(self.names[i], self.read[i])]
+
+    def set(self, i: int, state: Tensor) -> None:
+        """Writes what this exchange leaves for the i-th parameter."""
+        self.store.data[self.store.place(self.names[i], self.write[i])] = state
+
+    def written(self, i: int) -> Tensor:
+        """What this exchange has written for the i-th parameter."""
+        return self.store.data[self.store.place(self.names[i], self.write[i])]
 
     def mark_written(self, written: Tensor) -> None:
         """Notes which of the bucket's parameters this exchange has written, bool [parameters]."""

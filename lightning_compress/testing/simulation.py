@@ -15,14 +15,13 @@ from torch import Tensor
 from lightning_compress.compressors.base import Compressor
 from lightning_compress.exchange.collectives import perform
 from lightning_compress.exchange.dense import DenseRule
-from lightning_compress.exchange.memories import Memories
-from lightning_compress.exchange.plan import BlockPlan
-from lightning_compress.exchange.runtime import make_plan
-from lightning_compress.exchange.settings import ExchangeName, ExchangeSettings, MemoryName
+from lightning_compress.exchange.rank import RankExchange
+from lightning_compress.exchange.settings import ExchangeName, ExchangeSettings, Memory, MemoryName
 from lightning_compress.exchange.stats import ExchangeStats
-from lightning_compress.exchange.topology import BucketJob, Steps, Topology, exchange_dense
+from lightning_compress.exchange.topology import Steps
 from lightning_compress.kernels.table import ABSENT, PRESENT
-from lightning_compress.memory.error_feedback import ErrorFeedback
+from lightning_compress.optim.compatibility import mark_corrected, require_compatible
+from lightning_compress.schedule import DensityWarmup
 
 Gradients = dict[str, Tensor]
 
@@ -33,11 +32,13 @@ class SimulatedExchange:
     Args:
         module: The model; all its trainable parameters have one dtype.
         world_size: Number of simulated workers.
-        compressor: As in ``GradientExchange``, like the next four.
+        compressor: As in ``GradientExchange``, like the next five.
         memory: What workers remember.
         exchange: How payloads travel.
         dense: How small tensors travel.
         start_step: Dense steps before compression begins.
+        schedule: The density's warm-up.
+        steps_per_epoch: For a schedule that counts epochs.
     """
 
     def __init__(
@@ -45,18 +46,23 @@ class SimulatedExchange:
         module: torch.nn.Module,
         world_size: int,
         compressor: str | Compressor = "quantize",
-        memory: MemoryName | ErrorFeedback = "auto",
+        memory: MemoryName | Memory = "auto",
         exchange: ExchangeName = "auto",
         dense: str | int | DenseRule = "auto",
         start_step: int = 0,
+        schedule: DensityWarmup | None = None,
+        steps_per_epoch: int | None = None,
     ) -> None:
-        self.settings = ExchangeSettings.make(compressor, memory, exchange, dense, start_step)
+        self.settings = ExchangeSettings.make(compressor, memory, exchange, dense, start_step, schedule)
         self.world_size = world_size
-        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.workers = [
+            RankExchange(self.settings, module, rank, world_size, ExchangeStats(), steps_per_epoch=steps_per_epoch)
+            for rank in range(world_size)
+        ]
+        self._parameters = self.workers[0].parameters
         if len({p.dtype for p in self._parameters.values()}) != 1:
             raise ValueError("The simulator needs a model whose trainable parameters have one dtype.")
-        plan = make_plan(self.settings, module, world_size)
-        self.workers = [_Worker(self.settings, plan, rank, world_size) for rank in range(world_size)]
+        mark_corrected(self._parameters, self.workers[0].plan if self.workers[0].works_alone else None)
         self._step = 0
 
     def mean(self, gradients: Sequence[Gradients]) -> Gradients:
@@ -69,12 +75,7 @@ class SimulatedExchange:
             What every worker holds after the exchange; names that no worker gave are missing.
         """
         buffers = [self._flatten(of_one) for of_one in gradients]
-        names = tuple(self._parameters)
-        dense = self._step < self.settings.start_step
-        running = []
-        for worker, buffer, of_one in zip(self.workers, buffers, gradients, strict=True):
-            status = torch.tensor([PRESENT if n in of_one else ABSENT for n in names], dtype=torch.uint8)
-            running.append(worker.start(buffer, names, status, self._step, dense))
+        running = [self._start(*of_one) for of_one in zip(self.workers, buffers, gradients, strict=True)]
         self._in_lockstep(running)
         self._step += 1
         seen = set().union(*gradients)
@@ -83,6 +84,17 @@ class SimulatedExchange:
     def stats(self, rank: int = 0) -> dict[str, Any]:
         """The figures of one worker, as ``GradientExchange.stats`` gives them."""
         return self.workers[rank].stats.as_dict()
+
+    def _start(self, worker: RankExchange, buffer: Tensor, gradients: Gradients) -> Steps:
+        names = tuple(self._parameters)
+        status = torch.tensor([PRESENT if name in gradients else ABSENT for name in names], dtype=torch.uint8)
+        worker.stats.begin_step()
+        worker.stats.count_dense(buffer.numel() * buffer.element_size(), self.world_size)
+        if worker.clip is not None:
+            worker.clip.begin_step()
+            worker.clip.add(buffer)
+            worker.clip.end_step(1.0)
+        return worker.steps(buffer, names, status, self._step, 1.0)
 
     def _in_lockstep(self, running: list[Steps]) -> None:
         while True:
@@ -100,27 +112,6 @@ class SimulatedExchange:
     def _split(self, buffer: Tensor) -> Gradients:
         parts = buffer.split([p.numel() for p in self._parameters.values()])
         return {name: part.view_as(p) for part, (name, p) in zip(parts, self._parameters.items(), strict=True)}
-
-
-class _Worker:
-    """One rank: its memories, its view of the plan, its figures."""
-
-    def __init__(self, settings: ExchangeSettings, plan: BlockPlan, rank: int, world_size: int) -> None:
-        self.rank, self._world_size, self._settings, self._plan = rank, world_size, settings, plan
-        self.memories = Memories(plan, settings, rank, transactional=False)
-        self.stats = ExchangeStats()
-        self._topology: Topology | None = None
-
-    def start(self, buffer: Tensor, names: tuple[str, ...], status: Tensor, step: int, dense: bool) -> Steps:
-        self.stats.begin_step()
-        self.stats.count_dense(buffer.numel() * buffer.element_size(), self._world_size)
-        if dense or self._settings.topology is None:
-            return exchange_dense(buffer, self._world_size)
-        if self._topology is None:
-            bucket = self._plan.bucket(names, *self.memories.offsets(buffer))
-            self._topology = self._settings.topology(bucket, self.rank, self._world_size, buffer.device)
-        worker, owner = self.memories.views(names, buffer)
-        return self._topology.run(BucketJob(buffer, status, step, 1.0, worker, owner, self.stats))
 
 
 def simulate(
@@ -143,6 +134,7 @@ def simulate(
         exchange: Made for ``module``.
         on_step: Called with the number of steps done after each step.
     """
+    require_compatible(optimizer, exchange.settings.memory)
     for step, of_workers in enumerate(batches):
         gradients = _backward_of_all(module, loss, of_workers)
         mean = exchange.mean(gradients)

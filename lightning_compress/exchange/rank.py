@@ -1,0 +1,143 @@
+"""One rank's part of the exchange, without DDP and without processes: memories, plans, and the steps of every bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_compress.exchange.correction import BucketCorrection, LocalClip
+from lightning_compress.exchange.memories import Memories
+from lightning_compress.exchange.plan import BlockPlan, parameter_specs
+from lightning_compress.exchange.settings import ExchangeSettings
+from lightning_compress.exchange.stats import ExchangeStats
+from lightning_compress.exchange.topology import BucketJob, Steps, Topology, exchange_dense
+from lightning_compress.kernels.table import PRESENT
+from lightning_compress.memory.momentum import MomentumCorrection
+from lightning_compress.state import local_state, restore
+
+
+class RankExchange:
+    """What a rank remembers, and what it does with a bucket.
+
+    Args:
+        settings: What the user chose.
+        module: The model; only names, shapes and formats of its parameters matter.
+        rank: This rank.
+        world_size: Number of ranks.
+        stats: Where everything is counted.
+        transactional: Whether steps may be undone (a loss scaler is at work).
+        steps_per_epoch: For schedules that count epochs.
+        memories: Of an earlier exchange of the same module, to go on with.
+    """
+
+    def __init__(
+        self,
+        settings: ExchangeSettings,
+        module: torch.nn.Module,
+        rank: int,
+        world_size: int,
+        stats: ExchangeStats,
+        transactional: bool = False,
+        steps_per_epoch: int | None = None,
+        memories: Memories | None = None,
+    ) -> None:
+        self.settings = settings.resolve(world_size)
+        self.rank, self.world_size, self.stats = rank, world_size, stats
+        self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._module, self._steps_per_epoch = module, steps_per_epoch
+        self._plans: dict[float | None, BlockPlan] = {}
+        self._topologies: dict[tuple[float | None, tuple[str, ...]], Topology] = {}
+        self.plan = self._plan_at(None)
+        fresh = Memories(self.plan, self.settings, rank, transactional)
+        self.memories = memories if memories is not None and memories.fits(fresh) else fresh
+        memory = self.settings.memory
+        self.clip: LocalClip | None = None
+        if isinstance(memory, MomentumCorrection) and memory.clip_norm is not None:
+            self.clip = LocalClip(memory, world_size)
+        if self.settings.schedule is not None:
+            self.settings.schedule.stage_steps(steps_per_epoch)  # raises when nobody knows how long an epoch is
+
+    @property
+    def works_alone(self) -> bool:
+        """Whether there is something to do on a single rank: momentum correction delays gradients there too."""
+        return isinstance(self.settings.memory, MomentumCorrection)
+
+    def density(self, step: int) -> float | None:
+        """The compressor's density at a step: None is its own, 1.0 a dense exchange."""
+        settings = self.settings
+        if step < settings.start_step or settings.topology is None:
+            return 1.0
+        if settings.schedule is None:
+            return None
+        final = settings.compressor.ratio  # type: ignore[attr-defined]  # checked when the settings were made
+        density = settings.schedule.density(step - settings.start_step, self._steps_per_epoch, final)
+        if density == final:
+            return None
+        return 1.0 if settings.at_density(density).wire_share(self.world_size) >= 1.0 else density
+
+    def steps(self, buffer: Tensor, names: tuple[str, ...], status: Tensor, step: int, scale: float | Tensor) -> Steps:
+        """The exchange of one bucket.
+
+        Args:
+            buffer: Its gradients.
+            names: Its parameters.
+            status: Which of them take part, uint8 on the host.
+            step: Number of this exchange.
+            scale: The loss scale.
+        """
+        if buffer.is_sparse or self.settings.topology is None:
+            return exchange_dense(buffer, self.world_size)
+        density = self.density(step)
+        topology = self._topology(None if density == 1.0 else density, names, buffer)
+        worker, owner = self.memories.views(names, buffer)
+        correction = self._correction(topology, names, buffer, status)
+        on_device = status.to(buffer.device)
+        job = BucketJob(buffer, on_device, step, scale, worker, owner, self.stats, correction)
+        return topology.run_dense(job) if density == 1.0 else topology.run(job)
+
+    def state(self) -> dict[str, Any]:
+        """This rank's memories (see ``state.local_state``)."""
+        state = local_state(self.memories, self.plan, self.parameters, self.rank, self.world_size)
+        if self.clip is not None and self.clip.previous is not None:
+            state["norms"] = [float(self.clip.previous)]
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Fills this rank's memories (see ``state.restore``)."""
+        restore(state, self.memories, self.plan, self.parameters, self.rank, self.world_size)
+        if self.clip is not None and state.get("norms"):
+            norms = state["norms"]
+            own = norms[state["ranks"].index(self.rank)] if len(norms) == len(state["ranks"]) else sum(norms) / len(norms)
+            self.clip.previous = torch.tensor(own, device=next(iter(self.parameters.values())).device)
+
+    def _plan_at(self, density: float | None) -> BlockPlan:
+        if density not in self._plans:
+            settings = self.settings if density is None else self.settings.at_density(density)
+            topology = settings.topology or Topology
+            specs = parameter_specs(self._module, settings.dense, settings.compressor.keeps_zero)
+            owners = topology.owners(self.world_size)
+            plan = BlockPlan(specs, settings.compressor, settings.dense_compressor, owners, topology.whole_tensors)
+            self._plans[density] = plan
+        return self._plans[density]
+
+    def _topology(self, density: float | None, names: tuple[str, ...], buffer: Tensor) -> Topology:
+        key = (density, names)
+        if key not in self._topologies:
+            assert self.settings.topology is not None
+            bucket = self._plan_at(density).bucket(names, *self.memories.offsets(buffer))
+            self._topologies[key] = self.settings.topology(bucket, self.rank, self.world_size, buffer.device)
+        return self._topologies[key]
+
+    def _correction(
+        self, topology: Topology, names: tuple[str, ...], buffer: Tensor, status: Tensor
+    ) -> BucketCorrection | None:
+        memory = self.settings.memory
+        if not isinstance(memory, MomentumCorrection):
+            return None
+        velocity = self.memories.velocities(names, buffer)
+        assert velocity is not None
+        present = [seen == PRESENT for seen in status.tolist()]
+        return BucketCorrection(memory, velocity, self.clip, present, topology.plan.spans)

@@ -1,0 +1,267 @@
+"""Deep Gradient Compression: momentum correction, clipping, masking, warm-up, and the optimizer that goes with them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lightning_compress import (
+    DenseRule,
+    DensityWarmup,
+    ErrorFeedback,
+    GradientExchange,
+    MomentumCorrection,
+    TopK,
+    register_comm_hook,
+)
+from lightning_compress.optim import DGCSGD
+from lightning_compress.optim.compatibility import require_compatible
+from lightning_compress.testing import SimulatedExchange, simulate
+from tests.models import loss_of, make_batches, make_model
+from tests.ranks import run_ranks
+
+SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
+
+
+def train_simulated(optimizer: type[torch.optim.Optimizer], sgd: dict[str, Any], steps: int = 15, **settings: Any) -> nn.Module:
+    model = make_model()
+    exchange = SimulatedExchange(model, 3, **settings)
+    simulate(model, optimizer(model.parameters(), **sgd), loss_of, make_batches(3, steps), exchange)
+    return model
+
+
+def distance(one: nn.Module, other: nn.Module) -> float:
+    return max(float((a - b).detach().abs().max()) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("exchange", ["two_way", "all_gather"])
+def test_at_density_1_it_is_momentum_sgd(nesterov: bool, exchange: str) -> None:
+    expected = train_simulated(torch.optim.SGD, {**SGD, "nesterov": nesterov}, compressor="none")
+    correction = MomentumCorrection(0.9, nesterov, factor_masking=False)
+    settings = {"compressor": TopK(1.0, value_dtype="fp32"), "dense": "fp32", "memory": correction, "exchange": exchange}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # all_gather at density 1 cannot pay, and says so
+        model = train_simulated(DGCSGD, {**SGD, "nesterov": nesterov}, **settings)
+    assert distance(model, expected) < 2e-5
+    assert distance(expected, make_model()) > 1e-2
+
+
+def test_dense_steps_of_the_warmup_are_momentum_sgd() -> None:
+    expected = train_simulated(torch.optim.SGD, SGD, compressor="none")
+    settings = {"compressor": TopK(0.01), "memory": MomentumCorrection(0.9), "start_step": 15}
+    assert distance(train_simulated(DGCSGD, SGD, **settings), expected) < 2e-5
+
+
+def reference_step(g: Tensor, u: Tensor, v: Tensor, k: int, mu: float, nesterov: bool) -> Tensor:
+    """Lin et al. 2017, algorithm 4 with momentum correction and factor masking, one tensor, one rank."""
+    if nesterov:
+        u.add_(g).mul_(mu)
+        v.add_(u + g)
+    else:
+        u.mul_(mu).add_(g)
+        v.add_(u)
+    mask = torch.zeros_like(v, dtype=torch.bool)
+    mask[v.abs().topk(k).indices] = True
+    sent = torch.where(mask, v, 0.0)
+    v[mask] = 0.0
+    u[mask] = 0.0
+    return sent
+
+
+def exchange_on_one_rank(nesterov: bool, block_size: int | None) -> list[Tensor]:
+    model = nn.Linear(200, 20, bias=False)
+    ddp = DistributedDataParallel(model)
+    compressor = TopK(0.02, block_size=block_size, value_dtype="fp32")
+    exchange = register_comm_hook(ddp, compressor, MomentumCorrection(0.9, nesterov))
+    sent = []
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        model.zero_grad()
+        (ddp(torch.zeros(1, 200)).sum() + (model.weight * torch.randn(20, 200, generator=generator)).sum()).backward()
+        sent.append(model.weight.grad.flatten().clone())
+    exchange.close()
+    return sent
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("block_size", [None, 4096])
+def test_one_rank_equals_the_reference(nesterov: bool, block_size: int | None) -> None:
+    sent = run_ranks(exchange_on_one_rank, 1, nesterov, block_size)[0]
+    u, v = torch.zeros(4000), torch.zeros(4000)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(10):
+        gradient = torch.randn(20, 200, generator=generator).flatten()
+        expected = reference_step(gradient, u, v, 80, 0.9, nesterov)
+        assert int((sent[step] != 0).sum()) == 80
+        assert torch.allclose(sent[step], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("masking", [False, True])
+def test_velocity_sum_is_conserved_without_masking(masking: bool) -> None:
+    """sum of applied updates + mean(v) + owner residual = sum over steps of the mean velocity."""
+    torch.manual_seed(0)
+    model = nn.Linear(300, 40, bias=False).double()
+    exchange = SimulatedExchange(
+        model, 3, TopK(0.05, block_size=256), MomentumCorrection(0.9, factor_masking=masking), "two_way"
+    )
+    applied, velocities, total = torch.zeros(40, 300).double(), [torch.zeros(40, 300).double()] * 3, 0.0
+    size = 0.0
+    for _ in range(8):
+        gradients = [torch.randn(40, 300).double() for _ in range(3)]
+        velocities = [0.9 * u + g for u, g in zip(velocities, gradients, strict=True)]
+        total = total + torch.stack(velocities).mean(0)
+        size += torch.stack(velocities).abs().sum()
+        applied += exchange.mean([{"weight": g} for g in gradients])["weight"]
+    states = [worker.state() for worker in exchange.workers]
+    owed = torch.stack([s["worker"]["weight"][0] for s in states]).mean(0) + sum(s["owner"]["weight"] for s in states)
+    error = float((applied + owed - total).abs().sum() / size)
+    assert (error < 1e-12) is not masking
+
+
+def test_clipping_scales_the_whole_local_gradient() -> None:
+    model = make_model()
+    free = SimulatedExchange(model, 2, TopK(1.0, value_dtype="fp32"), MomentumCorrection(0.0), "two_way", dense="fp32")
+    clipped = SimulatedExchange(
+        model, 2, TopK(1.0, value_dtype="fp32"), MomentumCorrection(0.0, clip_norm=0.5), "two_way", dense="fp32"
+    )
+    gradient = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    norm = sum(p.numel() for p in model.parameters()) ** 0.5
+    expected, mean = free.mean([gradient, gradient]), clipped.mean([gradient, gradient])
+    # every rank's gradient / N is clipped to clip_norm / sqrt(N)
+    factor = (0.5 / 2**0.5) / (norm / 2)
+    for name, value in mean.items():
+        assert torch.allclose(value, expected[name] * factor, rtol=1e-5), name
+
+
+def train_on_ranks(settings: dict[str, Any]) -> dict[str, Tensor]:
+    model = DistributedDataParallel(make_model(), bucket_cap_mb=0.1)
+    exchange = register_comm_hook(model, **settings)
+    optimizer = DGCSGD(model.parameters(), **SGD)
+    for batches in make_batches(2, 15):
+        optimizer.zero_grad()
+        loss_of(model, batches[dist.get_rank()]).backward()
+        optimizer.step()
+    exchange.close()
+    return dict(model.module.state_dict())
+
+
+@pytest.mark.parametrize("clip", [None, "this_step", "previous_step"])
+def test_real_processes_equal_the_simulator(clip: Any) -> None:
+    correction = MomentumCorrection(0.9) if clip is None else MomentumCorrection(0.9, clip_norm=1.0, clip_norm_from=clip)
+    warmup = DensityWarmup((1.0, 0.25, 0.0625), steps=3)
+    settings = {"compressor": TopK(0.01), "memory": correction, "schedule": warmup, "exchange": "two_way"}
+    model = make_model()
+    simulated = SimulatedExchange(model, 2, **settings)
+    simulate(model, DGCSGD(model.parameters(), **SGD), loss_of, make_batches(2, 15), simulated)
+    ranks = run_ranks(train_on_ranks, 2, settings)
+    for name, value in model.state_dict().items():
+        if "running" not in name:  # batch statistics are each rank's own, DDP copies rank 0's before every forward
+            assert torch.equal(ranks[0][name], ranks[1][name]), name
+        # the norm of a clipped gradient is summed bucket by bucket, in another order
+        assert torch.allclose(value, ranks[0][name], rtol=0, atol=0 if clip is None else 1e-5), name
+
+
+def test_the_density_warms_up_and_starts_dense_where_sparse_does_not_pay() -> None:
+    model = make_model()
+    warmup = DensityWarmup((0.5, 0.25, 0.0625), steps=2)
+    exchange = SimulatedExchange(model, 8, TopK(0.01), MomentumCorrection(0.9), "all_gather", schedule=warmup)
+    # 32 bits per kept element: rho is the density, and an all-gather on 8 ranks pays below 2/8
+    densities = [exchange.workers[0].density(step) for step in range(8)]
+    assert densities == [1.0, 1.0, 1.0, 1.0, 0.0625, 0.0625, None, None]
+
+
+def test_the_exchange_is_chosen_by_bytes() -> None:
+    for world_size, name in ((2, "all_gather"), (3, "two_way"), (8, "two_way")):
+        exchange = SimulatedExchange(make_model(), world_size, TopK(0.001), MomentumCorrection(0.9))
+        topology = exchange.workers[0].settings.topology
+        assert topology is not None
+        assert topology.name == name
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "accepted"),
+    [
+        (lambda p: DGCSGD(p, momentum=0.9), True),
+        (lambda p: torch.optim.SGD(p, 0.1), True),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), False),
+        (lambda p: torch.optim.SGD([{"params": p, "momentum": 0.5}], 0.1), False),
+        (lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.1), False),
+        (lambda p: torch.optim.AdamW(p), False),
+        (lambda p: DGCSGD(p, momentum=0.8), False),
+        (lambda p: DGCSGD(p, momentum=0.9, nesterov=True), False),
+    ],
+)
+def test_optimizers_that_would_apply_momentum_twice_are_refused(optimizer: Any, accepted: bool) -> None:
+    chosen = optimizer(make_model().parameters())
+    require_compatible(chosen, ErrorFeedback())
+    if accepted:
+        require_compatible(chosen, MomentumCorrection(0.9))
+    else:
+        with pytest.raises(ValueError, match="DGCSGD|same"):
+            require_compatible(chosen, MomentumCorrection(0.9))
+
+
+def step_with_adam() -> str:
+    model = DistributedDataParallel(make_model())
+    exchange = register_comm_hook(model, "topk", MomentumCorrection(0.9))
+    loss_of(model, make_batches(2, 1)[0][0]).backward()
+    with pytest.raises(ValueError) as error:
+        torch.optim.Adam(model.parameters()).step()
+    exchange.close()
+    torch.optim.Adam(model.parameters()).step()
+    return str(error.value)
+
+
+def test_plain_ddp_refuses_such_an_optimizer_at_its_first_step() -> None:
+    assert all("DGCSGD" in message for message in run_ranks(step_with_adam, 2))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MomentumCorrection(1.0), "momentum"),
+        (lambda: MomentumCorrection(-0.1), "momentum"),
+        (lambda: MomentumCorrection(clip_norm=-1.0), "clip_norm"),
+        (lambda: MomentumCorrection(clip_norm_from="last"), "clip_norm_from"),  # type: ignore[arg-type]
+        (lambda: DensityWarmup((0.5, 0.0)), "densities"),
+        (lambda: DensityWarmup((0.1, 0.2)), "rise"),
+        (lambda: DensityWarmup((1.5,)), "densities"),
+        (lambda: DensityWarmup(()), "densities"),
+        (lambda: DensityWarmup(epochs=1, steps=1), "not both"),
+        (lambda: DensityWarmup(steps=0), "steps"),
+        (lambda: DensityWarmup().stage_steps(None), "steps="),
+        (lambda: GradientExchange("quantize", schedule=DensityWarmup()), "ratio"),
+        (lambda: GradientExchange("none", MomentumCorrection()), "compressor"),
+        (lambda: DGCSGD(make_model().parameters(), momentum=1.0), "momentum"),
+        (lambda: DGCSGD(make_model().parameters(), lr=-1.0), "lr"),
+        (lambda: DGCSGD(make_model().parameters(), weight_decay=-1.0), "weight_decay"),
+    ],
+)
+def test_bad_settings_name_the_argument(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_dgcsgd_alone_is_sgd() -> None:
+    one, other = make_model(), make_model()
+    optimizers = [DGCSGD(one.parameters(), **SGD, nesterov=True), torch.optim.SGD(other.parameters(), **SGD, nesterov=True)]
+    for (batch,) in make_batches(1, 5):
+        for model, optimizer in zip((one, other), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+    assert distance(one, other) < 1e-6
+
+
+def test_small_tensors_get_their_momentum_after_the_exchange() -> None:
+    model = make_model()
+    SimulatedExchange(model, 2, TopK(0.01), MomentumCorrection(0.9), dense=DenseRule(patterns=("5.weight",)))
+    corrected = {name for name, p in model.named_parameters() if p.lightning_compress_corrected}  # type: ignore[attr-defined]
+    assert corrected == {"0.weight", "2.weight"}
