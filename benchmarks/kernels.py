@@ -1,0 +1,290 @@
+"""Time of every compressor's encode and decode against one pass over memory, ``residual.add_(gradient)``.
+
+python benchmarks/kernels.py [--numel N] [--dtype float32] [--compressors quantize_4 topk_0.001 ...] [--json] [--save]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, ClassVar
+
+if not __package__:  # run as a script: this folder's kernels.py must not hide the package `kernels` from transformers
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from benchmarks.report import Row, add_output_options, make_table, progress, publish, short
+from lightning_compress.compressors import CenteredTopK, Compressor, TopK, compressor_names, get_compressor
+from lightning_compress.exchange.codec import BlockCodec, MemoryView
+from lightning_compress.exchange.plan import BlockPlan, ParameterSpec
+from lightning_compress.kernels.table import PRESENT
+
+MORE_BITS = {"quantize": (2, 3, 4, 8), "dithering": (4, 5, 8), "natural": (3, 4)}
+"""Widths that get a row of their own by default; of other compressors it is the default width."""
+LARGEST = (TopK, CenteredTopK)
+"""Compressors that look for the largest elements: ``torch.topk`` is what they replace."""
+DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16")}
+ROW = 1024
+"""Elements of a row of the imagined weight; codes that have no zero carry one bit for each."""
+WARM_UP = 2
+"""Rounds before measuring: they compile, touch the pages, and fill the residual."""
+_SLACK = 65536
+
+
+class Arena:
+    """The arrays that everything is measured on, allocated once.
+
+    Args:
+        numel: Elements of the gradient.
+        dtype: Their type; residuals are float32, float64 beside float64 gradients.
+    """
+
+    def __init__(self, numel: int, dtype: torch.dtype) -> None:
+        self.numel, self.dtype = numel, dtype
+        self.state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        generator = torch.Generator().manual_seed(0)
+        self._noise = (torch.randn(numel + _SLACK, generator=generator) * 1e-3).to(dtype)
+        self.out = torch.zeros(numel, dtype=dtype)
+        self._residual = torch.zeros(numel, dtype=self.state_dtype)
+
+    def gradient(self, number: int) -> Tensor:
+        """A different random gradient for every ``number``, for nothing: another window of the same noise."""
+        start = number * 4096 % _SLACK
+        return self._noise[start : start + self.numel]
+
+    def add(self, gradient: Tensor) -> None:
+        """The pass over memory that everything is compared with."""
+        self._residual.add_(gradient)
+
+
+class Case(ABC):
+    """One thing to measure."""
+
+    operations: ClassVar[tuple[str, ...]]
+    name: str
+
+    @abstractmethod
+    def round(self, number: int, gradient: Tensor) -> dict[str, float]:
+        """Milliseconds of each operation on ``gradient``, in repetition ``number``."""
+
+
+class CodecCase(Case):
+    """A compressor as the exchange runs it: through the block codec, with error feedback if it is biased.
+
+    Args:
+        name: Name of its row.
+        compressor: What to measure.
+        arena: On what.
+    """
+
+    operations = ("encode", "decode")
+
+    def __init__(self, name: str, compressor: Compressor, arena: Arena) -> None:
+        self.name = name
+        spec = ParameterSpec("weight", arena.numel, min(ROW, arena.numel), dense=False)
+        plan = BlockPlan([spec], compressor, compressor, owners=1).bucket(["weight"], {"weight": 0}, {"weight": 0})
+        (part,) = plan.parts
+        self._codec = BlockCodec(compressor, part.table, per_tensor=True)
+        self._payload = torch.zeros(plan.section_nbytes[0], dtype=torch.uint8)
+        self._status = torch.full((1,), PRESENT, dtype=torch.uint8)
+        self._out = arena.out
+        if compressor.unbiased:
+            self._memory = MemoryView.of(None, arena.gradient(0))
+        else:
+            state, zero = torch.zeros(arena.numel, dtype=arena.state_dtype), torch.zeros(1, dtype=torch.int64)
+            self._memory = MemoryView(state, zero, zero, compensate=True, update=True)
+
+    @override
+    def round(self, number: int, gradient: Tensor) -> dict[str, float]:
+        codec, payload, status = self._codec, self._payload, self._status
+        payload.zero_()  # the codec wants zeros; the exchange gets them from the allocator
+        return {
+            "encode": _ms(codec.encode, gradient, self._memory, payload, status, salt=number),
+            "decode": _ms(codec.decode, payload, self._out, status, salt=number),
+        }
+
+
+class TorchTopK(Case):
+    """``torch.topk`` of the same share of the same gradient: the baseline of the top-k compressors.
+
+    Only the search: without its magnitudes, residual, packing and decoding.
+    """
+
+    operations = ("encode",)
+
+    def __init__(self, ratio: float, arena: Arena) -> None:
+        self.name = f"torch.topk_{ratio:g}"
+        self._k = max(1, round(ratio * arena.numel))
+        self._magnitudes = torch.empty(arena.numel, dtype=arena.dtype)
+
+    @override
+    def round(self, number: int, gradient: Tensor) -> dict[str, float]:
+        torch.abs(gradient, out=self._magnitudes)
+        return {"encode": _ms(torch.topk, self._magnitudes, self._k, sorted=False)}
+
+
+@dataclass
+class Timing:
+    """Milliseconds of an operation and of the memory passes that took turns with it."""
+
+    case: str
+    operation: str
+    ms: list[float]
+    add_ms: list[float]
+
+    @property
+    def ratio(self) -> float:
+        """Least time over least time: what else runs on the machine only ever adds."""
+        return min(self.ms) / min(self.add_ms)
+
+
+def measure(case: Case, arena: Arena, repeat: int) -> list[Timing]:
+    """Times ``case``, in turns with the memory pass so that a drift of the machine hits both."""
+    for number in range(WARM_UP):
+        arena.add(arena.gradient(number))
+        case.round(number, arena.gradient(number))
+    add, rounds = [], []
+    for number in range(WARM_UP, WARM_UP + repeat):
+        gradient = arena.gradient(number)
+        add.append(_ms(arena.add, gradient))
+        rounds.append(case.round(number, gradient))
+    return [Timing(case.name, operation, [r[operation] for r in rounds], add) for operation in case.operations]
+
+
+def _ms(work: Callable[..., object], *arguments: object, **options: object) -> float:
+    start = time.perf_counter()
+    work(*arguments, **options)
+    return (time.perf_counter() - start) * 1e3
+
+
+def default_rows() -> list[str]:
+    """A row for every registered compressor, and for every width of MORE_BITS."""
+    rows = []
+    for name in compressor_names():
+        bits = getattr(get_compressor(name), "bits", None)
+        rows += [name] if bits is None else [f"{name}_{b}" for b in sorted({bits, *MORE_BITS.get(name, ())})]
+    return rows
+
+
+def compressor_of(row: str) -> tuple[str, Compressor]:
+    """The compressor behind NAME, NAME_BITS or (share of kept elements) NAME_RATIO, and the full name of its row.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    if row in compressor_names():
+        compressor = get_compressor(row)
+        return (f"{row}_{compressor.bits}" if hasattr(compressor, "bits") else row), compressor
+    name, _, number = row.rpartition("_")
+    if name not in compressor_names():
+        raise ValueError(f"{row!r} is unknown; known are {', '.join(default_rows())}; or NAME_RATIO: topk_0.001")
+    default = get_compressor(name)
+    kind: Any = type(default)
+    for argument, number_type in (("bits", int), ("ratio", float)):
+        if hasattr(default, argument):
+            try:
+                value = number_type(number)
+            except ValueError:
+                raise ValueError(f"{row!r}: {argument}={number!r} is not a number") from None
+            return f"{name}_{value:g}", kind(**{argument: value})
+    raise ValueError(f"{row!r}: the compressor {name!r} has neither bits nor a ratio to set")
+
+
+def make_cases(compressors: Sequence[tuple[str, Compressor]], arena: Arena) -> list[Callable[[], Case]]:
+    """The cases, each made when its turn comes: a residual weighs as much as the gradient."""
+
+    def case(name: str, compressor: Compressor) -> Callable[[], Case]:
+        return lambda: CodecCase(name, compressor, arena)
+
+    def baseline(ratio: float) -> Callable[[], Case]:
+        return lambda: TorchTopK(ratio, arena)
+
+    ratios: dict[float, None] = dict.fromkeys(c.ratio for _, c in compressors if isinstance(c, LARGEST))
+    return [case(*named) for named in compressors] + [baseline(ratio) for ratio in ratios]
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line; ``args.compressors`` becomes a list of (row, compressor)."""
+    parser = argparse.ArgumentParser(prog="kernels.py", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--numel", type=int, default=25_000_000, help="elements of the gradient (default: %(default)s)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="its type (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of one encode or decode; so far only 1")
+    parser.add_argument("--repeat", type=int, default=7, help="measured repetitions (default: %(default)s)")
+    parser.add_argument(
+        "--compressors", nargs="+", default=default_rows(), metavar="ROW", help=f"default: {' '.join(default_rows())}"
+    )
+    add_output_options(parser)
+    args = parser.parse_args(argv)
+    if args.threads != 1:
+        parser.error(f"--threads {args.threads}: the codec works on one thread only so far; use --threads 1")
+    for option in ("numel", "repeat"):
+        if getattr(args, option) < 1:
+            parser.error(f"--{option} must be 1 or more, got {getattr(args, option)}")
+    try:
+        args.compressors = [compressor_of(row) for row in dict.fromkeys(args.compressors)]
+    except ValueError as error:
+        parser.error(f"--compressors: {error}")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures and prints.
+
+    Args:
+        argv: Command line without the program's name; None takes the process's own.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    args = parse(argv)
+    torch.set_num_threads(args.threads)
+    arena = Arena(args.numel, DTYPES[args.dtype])
+    cases = make_cases(args.compressors, arena)
+    timings: list[Timing] = []
+    with progress(len(cases)) as advance:
+        for make in cases:
+            timings += measure(case := make(), arena, args.repeat)
+            advance(case.name)
+    nbytes = args.numel * arena.dtype.itemsize
+    columns = ["compressor", "operation", "least ms", "median ms", "ratio to add_", "median ratio", "GB/s"]
+    table = make_table(_title(args, nbytes, timings), columns, "Ratio and GB/s (of gradient) from the least times.")
+    for timing in timings:
+        table.add_row(*_cells(timing, nbytes))
+    raw = [{"compressor": t.case, "op": t.operation, "ms": t.ms, "add_ms": t.add_ms} for t in timings]
+    publish(args, [_row(timing, args) for timing in timings], table, ["kernels", *argv], repetitions=raw)
+
+
+def _title(args: argparse.Namespace, nbytes: int, timings: Sequence[Timing]) -> str:
+    add = min(ms for timing in timings for ms in timing.add_ms)
+    size = f"{args.numel:,} random {args.dtype} ({nbytes / 1e6:g} MB)"
+    return f"{size}, {args.threads} thread; residual.add_(gradient) takes {add:.3g} ms"
+
+
+def _row(timing: Timing, args: argparse.Namespace) -> Row:
+    return {
+        "compressor": timing.case,
+        "op": timing.operation,
+        "numel": args.numel,
+        "dtype": args.dtype,
+        "device": "cpu",
+        "threads": args.threads,
+        "ms": round(min(timing.ms), 4),
+        "ratio_to_add": round(timing.ratio, 3),
+    }
+
+
+def _cells(timing: Timing, nbytes: int) -> list[str]:
+    least, middle = min(timing.ms), median(timing.ms)
+    numbers = (least, middle, timing.ratio, middle / median(timing.add_ms), nbytes / least / 1e6)
+    return [timing.case, timing.operation, *map(short, numbers)]
+
+
+if __name__ == "__main__":
+    main()

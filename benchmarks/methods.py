@@ -1,0 +1,92 @@
+"""The gradient exchanges that are compared, torch's own and ours: each is a DDP wrapper of one and the same model."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from lightning_compress import GradientExchange
+from lightning_compress.presets import PRESETS
+
+REFERENCE = "noop"
+"""The limit: a hook that exchanges nothing."""
+TORCH_METHODS = (REFERENCE, "fp32", "fp16", "bf16", "powersgd")
+METHODS = (*TORCH_METHODS, *(f"compressed{suffix}" for suffix in PRESETS))
+_ONE_BUCKET_MB = 1 << 20
+
+
+@dataclass
+class Wrapped:
+    """A model wrapped for one method."""
+
+    ddp: DistributedDataParallel
+    exchange: GradientExchange | None
+
+    def predicted_bytes(self, method: str, gradient_nbytes: int) -> int | None:
+        """Bytes that this rank should put on the wire in one step, None where nothing predicts them."""
+        if self.exchange is not None:
+            return int(self.exchange.stats()["last"]["bytes_sent"])
+        ring = ring_nbytes(gradient_nbytes, dist.get_world_size())
+        return {REFERENCE: 0, "fp32": ring, "fp16": ring // 2, "bf16": ring // 2}.get(method)
+
+    def close(self) -> None:
+        """Ends the exchange's threads."""
+        if self.exchange is not None:
+            self.exchange.close()
+
+
+def ring_nbytes(nbytes: int, world_size: int) -> int:
+    """What each rank of a ring all-reduce of ``nbytes`` sends."""
+    return 2 * (world_size - 1) * nbytes // world_size
+
+
+def make_exchange(method: str) -> GradientExchange:
+    """The exchange of ``compressed`` or ``compressed_<preset>``, as the strategy of that name makes it.
+
+    Raises:
+        ValueError: The preset cannot be made in this version.
+    """
+    return GradientExchange(**PRESETS[method.removeprefix("compressed")])
+
+
+def wrap(module: nn.Module, method: str) -> Wrapped:
+    """Wraps ``module`` for one method; called on all ranks.
+
+    Several wrappers of one module can take turns: a reducer acts only on a backward whose forward went through it. That
+    keeps one copy of weights, gradients and optimizer state for all methods.
+    """
+    # PowerSGD's hook waits inside a future's callback: with several buckets in flight all of gloo's threads would wait
+    bucket_cap_mb = _ONE_BUCKET_MB if method == "powersgd" else None
+    ddp = DistributedDataParallel(module, init_sync=False, bucket_cap_mb=bucket_cap_mb, **_without_buffer_sync())
+    if method.startswith("compressed"):
+        return Wrapped(ddp, make_exchange(method).attach(ddp))
+    if method == "powersgd":
+        ddp.register_comm_hook(powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook)
+    elif method != "fp32":
+        hooks = {REFERENCE: debugging_hooks.noop_hook, "fp16": default_hooks.fp16_compress_hook, "bf16": _bf16_hook}
+        ddp.register_comm_hook(None, hooks[method])
+    return Wrapped(ddp, None)
+
+
+def memory_factor(method: str) -> float:
+    """Memory of a wrapper in units of the gradients' size, rounded up: buckets, residuals, buffers in flight."""
+    if method.startswith("compressed"):
+        return 3.5
+    return {REFERENCE: 1.0, "fp32": 1.0, "powersgd": 3.0}.get(method, 2.0)
+
+
+def _without_buffer_sync() -> dict[str, Any]:
+    """Batch norm's statistics would be broadcast in every step (213 kB of ResNet-50), whatever the method."""
+    names = inspect.signature(DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
+
+
+# Under its own name DDP refuses torch's bf16 hook without NCCL, though gloo adds bf16 up. DDP inspects the signature.
+def _bf16_hook(state, bucket):  # type: ignore[no-untyped-def]
+    return default_hooks.bf16_compress_hook(state, bucket)
