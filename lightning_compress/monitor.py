@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 if TYPE_CHECKING:
     from pytorch_lightning import LightningModule, Trainer
     from pytorch_lightning.callbacks import Callback
@@ -16,8 +18,8 @@ else:
 class MonitorGlue(Callback):
     """Logs the bytes and times of the gradient exchange, and prints a summary when training ends.
 
-    Under stable names, per step of rank 0: ``comm/bytes_sent``, ``comm/bytes_received``, ``comm/ratio`` (dense bytes / bytes
-    sent), ``comm/density``, ``comm/encode_seconds``, ``comm/decode_seconds``, ``comm/wait_seconds``.
+    Under stable names, per step of rank 0: ``comm/bytes_sent``, ``comm/bytes_received``, ``comm/ratio`` (dense bytes
+    / bytes sent), ``comm/density``, ``comm/encode_seconds``, ``comm/decode_seconds``, ``comm/wait_seconds``.
 
     Args:
         summary: Whether rank 0 prints the table at the end of ``fit``.
@@ -27,14 +29,17 @@ class MonitorGlue(Callback):
         self._summary = summary
         self._first: dict[str, Any] = {}
 
+    @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._first = _exchange(trainer).stats()
 
+    @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         stats = _exchange(trainer).stats()
         figures = {**stats["last"], "density": stats["density"]}
         pl_module.log_dict({f"comm/{name}": float(value) for name, value in figures.items() if name != "dense_bytes"})
 
+    @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._summary or not trainer.is_global_zero:
             return

@@ -18,7 +18,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "_dithering": {"compressor": "dithering"},
     "_natural": {"compressor": "natural"},
 }
-"""Arguments of ``CompressedStrategy`` by the suffix of the strategy's name. A compressor's name stands for its defaults."""
+"""Arguments of ``CompressedStrategy`` by the suffix of the strategy's name; a compressor's name stands for its defaults."""
 
 _LAUNCHERS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 _UNUSED: dict[str, dict[str, Any]] = {

@@ -13,10 +13,10 @@ from lightning_compress.strategy import CompressionGlue
 __all__ = ["CompressedStrategy", "CompressionMonitor"]
 
 
-class CompressedStrategy(CompressionGlue, DDPStrategy):
+class CompressedStrategy(CompressionGlue, DDPStrategy):  # noqa: D101  # documented once, in the glue
     __doc__ = CompressionGlue.__doc__
     root: ClassVar[str] = "pytorch_lightning"
 
 
-class CompressionMonitor(MonitorGlue, Callback):
+class CompressionMonitor(MonitorGlue, Callback):  # noqa: D101
     __doc__ = MonitorGlue.__doc__

@@ -1,7 +1,8 @@
 """Registers the strategies with whichever import name of Lightning a program uses, without importing Lightning itself.
 
-``pytorch_lightning`` and ``lightning.pytorch`` are disjoint trees, each with a registry of its own. A tree that is already
-imported gets our names at once; one that is imported later gets them when its strategies module has been executed.
+``pytorch_lightning`` and ``lightning.pytorch`` are disjoint trees, each with a registry of its own. A tree that is
+already imported gets our names at once; one that is imported later gets them when its strategies module has been
+executed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+
+from typing_extensions import override
 
 MODULES = {
     "pytorch_lightning.strategies": "lightning_compress.pytorch_lightning",
@@ -47,7 +50,10 @@ class _LightningFinder(MetaPathFinder):
     def __init__(self) -> None:
         self._searching = False
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    @override
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname not in MODULES or self._searching:
             return None
         self._searching = True  # find_spec below asks us again
@@ -64,9 +70,11 @@ class _RegisteringLoader(Loader):
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
+    @override
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
+    @override
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
         _register_with(module)

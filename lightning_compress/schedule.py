@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DensityWarmup:
-    """Deep Gradient Compression's warm-up: from a gentle density to the compressor's own (Lin et al. 2017, section 3.4).
+    """Deep Gradient Compression's warm-up, from a gentle density to the compressor's own (Lin et al. 2017, section 3.4).
 
-    Every stage lasts ``epochs`` epochs or ``steps`` optimizer steps. After the last stage the compressor's own ratio holds. A
-    stage whose sparse exchange would send more than a dense one is exchanged dense.
+    Every stage lasts ``epochs`` epochs or ``steps`` optimizer steps. After the last stage the compressor's own ratio holds.
+    A stage whose sparse exchange would send more than a dense one is exchanged dense.
 
     Args:
-        densities: Share of elements to keep in each stage, not rising; the paper's by default. 1.0 is a dense stage: the most
-            effective way to lose less accuracy on short runs.
+        densities: Share of elements to keep in each stage, not rising; the paper's by default. 1.0 is a dense stage:
+            the most effective way to lose less accuracy on short runs.
         epochs: Epochs per stage; fractions are allowed. The default when ``steps`` is not given: one.
         steps: Optimizer steps per stage, instead of ``epochs``. Plain DDP, which knows no epochs, needs it.
     """
@@ -46,7 +46,9 @@ class DensityWarmup:
         if self.steps is not None:
             return self.steps
         if steps_per_epoch is None:
-            raise ValueError("DensityWarmup counts epochs, which plain DDP does not know: give DensityWarmup(steps=...).")
+            raise ValueError(
+                "DensityWarmup counts epochs, which plain DDP does not know: give DensityWarmup(steps=...)."
+            )
         return max(1, round((self.epochs or 1.0) * steps_per_epoch))
 
     def density(self, step: int, steps_per_epoch: int | None, final: float) -> float:

@@ -1,6 +1,7 @@
 """A rank's memories <-> a checkpoint, on the same or on another number of ranks.
 
-What a checkpoint holds, by parameter name and in the parameter's own shape, whatever the buckets, blocks and ranks were:
+What a checkpoint holds, by parameter name and in the parameter's own shape, whatever the buckets, blocks and ranks
+were:
 
 - ``worker``: the residual of every rank (mode "exact"), or one mean of them (mode "mean");
 - ``velocity``: under momentum correction, the velocities in the same way;
@@ -92,8 +93,8 @@ def gather_state(local: dict[str, Any], mode: SaveMode) -> dict[str, Any] | None
     if mode == "exact" and total > EXACT_LIMIT:
         if rank == 0:
             warnings.warn(
-                f"The residuals of {world_size} ranks are {total / 2**30:.1f} GiB: their mean is saved instead. What is owed to "
-                "the model is kept, but a resumed run is not bit-identical. save_state='mean' silences this.",
+                f"The residuals of {world_size} ranks are {total / 2**30:.1f} GiB: their mean is saved instead. What is owed "
+                "to the model is kept, but a resumed run is not bit-identical. save_state='mean' silences this.",
                 stacklevel=2,
             )
         mode = "mean"
@@ -123,7 +124,9 @@ def restore(
     exact = _check(state, world_size, rank)
     unknown = sorted({*state["worker"], *state["velocity"], *state["owner"]} - set(parameters))
     if unknown:
-        warnings.warn(f"Residuals of parameters that the model does not have are dropped: {', '.join(unknown)}.", stacklevel=2)
+        warnings.warn(
+            f"Residuals of parameters that the model does not have are dropped: {', '.join(unknown)}.", stacklevel=2
+        )
     for name, parameter in parameters.items():
         for side in PER_RANK:
             residuals = state[side].get(name)
@@ -139,18 +142,20 @@ def restore(
 def _check(state: Mapping[str, Any], world_size: int, rank: int) -> bool:
     """Whether each rank can take its own residual out of ``state``."""
     if state.get("version") != VERSION:
-        raise ValueError(f"This state has version {state.get('version')!r}, this lightning-compress reads version {VERSION}.")
+        raise ValueError(
+            f"This state has version {state.get('version')!r}, this lightning-compress reads version {VERSION}."
+        )
     if state["world_size"] == world_size and rank in state["ranks"]:
         return True
     if state["ranks"] and len(state["ranks"]) < state["world_size"]:
         raise ValueError(
-            f"This state is that of ranks {state['ranks']} of {state['world_size']}; rank {rank} of {world_size} needs those of "
-            "all ranks: put them together with lightning_compress.state.merge([...])."
+            f"This state is that of ranks {state['ranks']} of {state['world_size']}; rank {rank} of {world_size} needs those "
+            "of all ranks: put them together with lightning_compress.state.merge([...])."
         )
     if state["world_size"] != world_size and rank == 0:
         warnings.warn(
-            f"The residuals of {state['world_size']} ranks are redistributed over {world_size}: what is owed to the model is "
-            "kept, but the run is not the one that an unchanged number of ranks would have given.",
+            f"The residuals of {state['world_size']} ranks are redistributed over {world_size}: what is owed to the model "
+            "is kept, but the run is not the one that an unchanged number of ranks would have given.",
             stacklevel=3,
         )
     return False
@@ -160,7 +165,9 @@ def _fits(residual: Tensor, parameter: Tensor, name: str) -> bool:
     shape = torch.view_as_real(parameter).shape if parameter.is_complex() else parameter.shape
     if residual.shape == shape:
         return True
-    warnings.warn(f"The residual of {name} has shape {tuple(residual.shape)}, not {tuple(shape)}: it is dropped.", stacklevel=3)
+    warnings.warn(
+        f"The residual of {name} has shape {tuple(residual.shape)}, not {tuple(shape)}: it is dropped.", stacklevel=3
+    )
     return False
 
 

@@ -1,4 +1,4 @@
-"""Lightning's DDP strategy with a compressed gradient exchange. Glue only, for either of Lightning's two import names."""
+"""Lightning's DDP strategy with a compressed gradient exchange: glue only, for either of Lightning's import names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 from lightning_compress.compressors.base import Compressor
 from lightning_compress.exchange.dense import DenseRule
@@ -22,19 +23,19 @@ from lightning_compress.state import SaveMode, gather_state
 if TYPE_CHECKING:
     from pytorch_lightning import Trainer
     from pytorch_lightning.strategies import DDPStrategy
-    from pytorch_lightning.strategies.strategy_registry import _StrategyRegistry
 else:
     DDPStrategy = object  # the import name in use supplies it as the next class
 
 STATE_KEY = "lightning_compress"
 """Where a Lightning checkpoint keeps the state of the exchange."""
 
+_HOOK_REMEDY = "the compressed exchange is the hook: choose compressor=..., or strategy='ddp' for a hook of your own"
 _REFUSED = {
-    "ddp_comm_hook": "the compressed exchange is the hook: choose compressor=..., or strategy='ddp' for a hook of your own",
-    "ddp_comm_state": "the compressed exchange is the hook: choose compressor=..., or strategy='ddp' for a hook of your own",
+    "ddp_comm_hook": _HOOK_REMEDY,
+    "ddp_comm_state": _HOOK_REMEDY,
     "ddp_comm_wrapper": "wrap by choosing a compressor: compressor='fp16' or 'bf16'",
     "model_averaging_period": "post-localSGD exchanges parameters, not gradients: use strategy=DDPStrategy(...) for it",
-    "mixed_precision": "DDP's mixed precision takes the hook's place: use Trainer(precision='bf16-mixed') or '16-mixed'",
+    "mixed_precision": "DDP's mixed precision takes the hook's place: use Trainer(precision='bf16-mixed' or '16-mixed')",
 }
 _LIGHTNING_ARGUMENTS = {
     "accelerator",
@@ -48,8 +49,8 @@ _LIGHTNING_ARGUMENTS = {
 }
 _UNUSED_PARAMETERS = (
     "It looks like your LightningModule has parameters that were not used in producing the loss returned by training_step. "
-    "If this is intentional, append `_find_unused_parameters_true` to the strategy's name "
-    "(`strategy='compressed_find_unused_parameters_true'`) or set `CompressedStrategy(..., find_unused_parameters=True)`."
+    "If this is intentional, append `_find_unused_parameters_true` to the strategy's name (`strategy="
+    "'compressed_find_unused_parameters_true'`) or set `CompressedStrategy(..., find_unused_parameters=True)`."
 )
 
 
@@ -57,17 +58,18 @@ class CompressionGlue(DDPStrategy):
     """Mixed into a DDPStrategy: the strategy behind ``Trainer(strategy="compressed")``.
 
     Args:
-        compressor: Code of the gradients: a name or an instance. "quantize" (4 bits) is the gentle default; see the README's
-            table for what each costs.
+        compressor: Code of the gradients: a name or an instance. "quantize" (4 bits) is the gentle default; see the
+            README's table for what each costs.
         memory: "auto" (error feedback for biased compressors), "none", "error_feedback", or an ``ErrorFeedback`` or
             ``MomentumCorrection`` instance.
-        exchange: "auto" (all_reduce where payloads can be added, else two_way), "all_reduce", "all_gather" or "two_way".
+        exchange: "auto" (all_reduce where payloads can be added, else two_way), "all_reduce", "all_gather" or
+            "two_way".
         dense: How norms, biases and other small tensors travel: "auto", a code, a size in bytes, or a ``DenseRule``.
         start_step: Optimizer steps that are exchanged dense before compression begins.
         schedule: ``DensityWarmup`` for compressors with a density; begins after the dense steps.
-        save_state: What checkpoints keep of the residuals: "exact" (every rank's: world size x model size; a resumed run is
-            bit-identical; beyond 4 GiB the mean, with a warning), "mean" (one model size: what is owed to the model is kept),
-            or "none".
+        save_state: What checkpoints keep of the residuals: "exact" (every rank's: world size x model size; a resumed
+            run is bit-identical; beyond 4 GiB the mean, with a warning), "mean" (one model size: what is owed to the
+            model is kept), or "none".
         kwargs: Everything that ``DDPStrategy`` takes, except a communication hook of your own.
 
     Raises:
@@ -97,22 +99,26 @@ class CompressionGlue(DDPStrategy):
         super().__init__(**kwargs)
 
     @classmethod
-    def register_strategies(cls, strategy_registry: _StrategyRegistry) -> None:
+    @override
+    def register_strategies(cls, strategy_registry: Any) -> None:
         for name, arguments in strategy_names().items():
             settings = ", ".join(f"{key}={value}" for key, value in arguments.items())
             strategy_registry.register(name, cls, description=f"Compressed DDP: {settings}", override=True, **arguments)
 
+    @override
     def setup_environment(self) -> None:
         if self.lightning_module is not None:
             # before the process group exists: nobody's timeout runs while kernels are compiled
             self.exchange.compile(self.lightning_module)
         super().setup_environment()
 
+    @override
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
         if trainer.state.fn == "fit":
             self._check_momentum_correction(trainer)
 
+    @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         if self._saves_state(checkpoint):
             state = gather_state(self.exchange.state_dict(), self._save_state)
@@ -120,6 +126,7 @@ class CompressionGlue(DDPStrategy):
                 checkpoint[STATE_KEY] = state
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
+    @override
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         fitting = self.lightning_module is not None and self.lightning_module.trainer.state.fn == "fit"
@@ -132,19 +139,25 @@ class CompressionGlue(DDPStrategy):
         interrupted = self.lightning_module.trainer.interrupted if self.lightning_module is not None else False
         return self._save_state != "none" and "optimizer_states" in checkpoint and not interrupted
 
+    @override
     def on_exception(self, exception: BaseException) -> None:
         if "Expected to have finished reduction in the prior iteration" in str(exception):
             exception.args = (f"{exception} {_UNUSED_PARAMETERS}",)
 
+    @override
     def teardown(self) -> None:
         self.exchange.close()
         super().teardown()
 
+    @override
     def _configure_launcher(self) -> None:
         if self.root_device.type == "mps":
-            raise ValueError("Compressed strategies need gloo or NCCL, which MPS has not: use Trainer(accelerator='cpu').")
+            raise ValueError(
+                "Compressed strategies need gloo or NCCL, which MPS has not: use Trainer(accelerator='cpu')."
+            )
         super()._configure_launcher()
 
+    @override
     def _register_ddp_hooks(self) -> None:
         # Lightning registers hooks on CUDA only and drops them silently elsewhere
         assert isinstance(self.model, DistributedDataParallel)
@@ -154,6 +167,7 @@ class CompressionGlue(DDPStrategy):
 
     def _steps_per_epoch(self) -> int:
         """Optimizer steps of an epoch; a schedule that outlasts the run is said."""
+        assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
         total = trainer.estimated_stepping_batches  # loads the data
         steps = max(1, math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches))
@@ -162,7 +176,8 @@ class CompressionGlue(DDPStrategy):
         warmup = self.exchange.settings.start_step + len(schedule.densities) * schedule.stage_steps(steps)
         if warmup > total and self.is_global_zero:
             warnings.warn(
-                f"The density warm-up takes {warmup} optimizer steps and the run has {total:.0f}: it will not end.", stacklevel=2
+                f"The density warm-up takes {warmup} optimizer steps and the run has {total:.0f}: it will not end.",
+                stacklevel=2,
             )
         return steps
 
@@ -199,5 +214,5 @@ def _check_ddp_arguments(arguments: dict[str, Any]) -> None:
     unknown = sorted(name for name, value in arguments.items() if name not in known and value is not None)
     if unknown:
         raise ValueError(
-            f"CompressedStrategy does not know the argument {unknown[0]!r}; it takes its own and DDP's: {sorted(known)}."
+            f"CompressedStrategy does not know the argument {unknown[0]!r}; it takes its own and DDP's: {sorted(known)}"
         )

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 _context = mp.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "lightning_compress", "pytorch_lightning", "tests.ranks"])
+_context.set_forkserver_preload(["torch", "lightning_compress", "pytorch_lightning", "tests.ranks", "tests.warm"])
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 120.0) -> list[Any]:
@@ -26,7 +26,9 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
     with tempfile.TemporaryDirectory() as folder:
         pipes = [_context.Pipe(duplex=False) for _ in range(world_size)]
         processes = [
-            _context.Process(target=_serve, args=(function, rank, world_size, pickled, folder, pipes[rank][1]), daemon=True)
+            _context.Process(
+                target=_serve, args=(function, rank, world_size, pickled, folder, pipes[rank][1]), daemon=True
+            )
             for rank in range(world_size)
         ]
         for process in processes:

@@ -63,7 +63,9 @@ def fit(folder: str, epochs: int, resume: str | None, settings: dict[str, Any], 
     return module.state_dict(), trainer.strategy.exchange.state_dict()
 
 
-@pytest.mark.parametrize("settings", [{}, {"exchange": "all_gather", "compressor": "topk"}], ids=["two_way", "all_gather"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"exchange": "all_gather", "compressor": "topk"}], ids=["two_way", "all_gather"]
+)
 def test_resuming_from_a_model_checkpoint_is_bit_identical(tmp_path: Path, settings: dict[str, Any]) -> None:
     unbroken = run_ranks(fit, 2, str(tmp_path / "a"), 4, None, settings)
     run_ranks(fit, 2, str(tmp_path / "b"), 2, None, settings)

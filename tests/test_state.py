@@ -97,7 +97,7 @@ def load_other_ranks_state() -> str:
     exchange = register_comm_hook(DistributedDataParallel(make_model()))
     state = exchange.state_dict()
     state["ranks"], state["world_size"] = [0], 3
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="merge") as error:
         exchange.load_state_dict(state)
     exchange.close()
     return str(error.value)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 PIECE = 65536
-"""With ``block_size=None`` a tensor is cut into pieces of at most this many elements, so that every rank owns its share."""
+"""With ``block_size=None`` a tensor is cut into pieces of at most this many elements: every rank owns its share."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Blocks:
 
 
 class CPUKernels(NamedTuple):
-    """Compiled functions that do a whole block table at once; ``arguments`` follow the job (see ``kernels.cpu.job``)."""
+    """Compiled functions that do a whole block table; ``arguments`` follow the job (see ``kernels.cpu.job``)."""
 
     encode: Callable[..., None]
     decode: Callable[..., None]
@@ -66,7 +66,8 @@ class Compressor(ABC):
         linear: The payload is an array of ``value_dtype`` that all-reduce may add up.
         per_rank: Its random numbers must differ between ranks (dithering) or must not (shared-seed random-k).
         sparse: It sends fewer than two bits per element: small tensors beside it travel in 8 bits, not in bf16.
-        selects: It sends some elements and drops others: with ``block_size=None`` in an all-gather, a whole tensor is one block.
+        selects: It sends some elements and drops others: with ``block_size=None`` in an all-gather, a whole tensor is
+            one block.
         keeps_zero: A zero element decodes to zero. Otherwise it carries one bit per row (see ``OneBit``).
         value_dtype: Type of the payload's numbers when ``linear``.
         block_size: Elements per block; None for one scale and one selection per tensor.
@@ -101,11 +102,11 @@ class Compressor(ABC):
     def decode(self, payload: Tensor, blocks: Blocks) -> Tensor:
         """Values of the codes ``payload`` (uint8 [m, payload_nbytes], from any rank): float32 [m, blocks.numel]."""
 
-    def statistic(self, p: Tensor, row: int) -> Tensor | None:
-        """With ``block_size=None``: the whole tensor's scale, a 0-dim tensor from the flat ``p``; None if it has none."""
+    def statistic(self, p: Tensor, row: int) -> Tensor | None:  # noqa: ARG002
+        """With ``block_size=None``: the whole tensor's scale from the flat ``p``, 0-dim; None if it has none."""
         return None
 
-    def contraction(self, numel: int) -> float | None:
+    def contraction(self, numel: int) -> float | None:  # noqa: ARG002
         """The factor delta of ||decode(encode(x)) - x||^2 <= (1 - delta) ||x||^2 for a block, or None if unknown."""
         return None
 
@@ -140,13 +141,17 @@ def check_block_size(block_size: int | None, largest: int = PIECE) -> int | None
     """Validates a ``block_size`` argument."""
     if block_size is None or (isinstance(block_size, int) and 1 <= block_size <= largest):
         return block_size
-    raise ValueError(f"block_size must be None (one block per tensor) or an integer in [1, {largest}], got {block_size!r}")
+    raise ValueError(
+        f"block_size must be None (one block per tensor) or an integer in [1, {largest}], got {block_size!r}"
+    )
 
 
 def check_ratio(ratio: float) -> float:
     """Validates a ``ratio`` argument: the share of elements that is kept."""
     if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0.0 < ratio <= 1.0:
-        raise ValueError(f"ratio is the share of elements to keep and must lie in (0, 1], got {ratio!r}; 1 % is ratio=0.01")
+        raise ValueError(
+            f"ratio is the share of elements to keep and must lie in (0, 1], got {ratio!r}; 1 % is ratio=0.01"
+        )
     return float(ratio)
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_compress.compressors.base import Blocks, Compressor, CPUKernels, check_block_size
 from lightning_compress.kernels.cpu import cast as cpu
@@ -30,33 +31,40 @@ class Cast(Compressor):
         self.block_size = check_block_size(block_size)
 
     @property
+    @override
     def name(self) -> str:  # type: ignore[override]
         return self.dtype
 
     @property
+    @override
     def linear(self) -> bool:  # type: ignore[override]
         return self.dtype != "fp8"
 
     @property
+    @override
     def value_dtype(self) -> torch.dtype:  # type: ignore[override]
         return _DTYPES[self.dtype] if self.linear else torch.uint8
 
+    @override
     def payload_nbytes(self, numel: int, row: int | None = None) -> int:
         return 4 + numel if self.dtype == "fp8" else numel * _DTYPES[self.dtype].itemsize
 
+    @override
     def encode(self, p: Tensor, blocks: Blocks) -> Tensor:
         if self.dtype != "fp8":
             return reference.encode(p, _DTYPES[self.dtype])
         return reference.encode_fp8(p, p.abs().amax(dim=1) if blocks.statistic is None else blocks.statistic)
 
+    @override
     def decode(self, payload: Tensor, blocks: Blocks) -> Tensor:
         if self.dtype != "fp8":
             return reference.decode(payload, _DTYPES[self.dtype])
         return reference.decode_fp8(payload)
 
+    @override
     def statistic(self, p: Tensor, row: int) -> Tensor | None:
         return p.abs().amax() if self.dtype == "fp8" else None
 
-    def cpu_kernels(self) -> CPUKernels | None:
-        pair = cpu.KERNELS.get(self.dtype)  # TEMP until kernels land
-        return CPUKernels(*pair) if pair else None
+    @override
+    def cpu_kernels(self) -> CPUKernels:
+        return CPUKernels(*cpu.KERNELS[self.dtype])

@@ -41,7 +41,9 @@ def get_compressor(compressor: str | Compressor) -> Compressor:
     if isinstance(compressor, Compressor):
         return compressor
     if not isinstance(compressor, str):
-        raise TypeError(f"compressor must be a name or a Compressor instance, got {compressor!r}; a class must be called: TopK()")
+        raise TypeError(
+            f"compressor must be a name or a Compressor instance, got {compressor!r}; a class must be called: TopK()"
+        )
     factory = _factories.get(compressor)
     if factory is None:
         found = entry_points(group=ENTRY_POINTS, name=compressor)

@@ -1,10 +1,11 @@
-"""Codes all blocks of a table at once: by compiled kernels on the CPU, by the compressor's torch functions elsewhere."""
+"""Codes all blocks of a table at once: compiled kernels on the CPU, the compressor's torch functions elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +41,9 @@ class MemoryView:
         """Error feedback on ``store``; without one, nothing is added and nothing is kept."""
         if store is None:
             nothing = torch.empty(0, dtype=torch.int64, device=values.device)
-            return cls(values[:0], nothing, nothing, compensate=False, update=False)
+            # half precision is coded in float32
+            dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+            return cls(values.new_empty(0, dtype=dtype), nothing, nothing, compensate=False, update=False)
         return cls(store.store.data, store.read, store.write, compensate=True, update=True)
 
 
@@ -50,7 +53,8 @@ class BlockCodec:
     Args:
         compressor: What a block's code is.
         table: Block table, int64 [n, COLUMNS] (see ``kernels.table``), on the device of the values.
-        per_tensor: The table holds whole tensors, and a compressor without a block size takes one scale for each of them.
+        per_tensor: The table holds whole tensors, and a compressor without a block size takes one scale for each of
+            them.
         use_reference: Forces the torch functions, also on the CPU.
     """
 
@@ -79,7 +83,7 @@ class BlockCodec:
         scale: float | Tensor = 1.0,
         salt: int = 0,
     ) -> None:
-        """p = weight * (values + scale * state), payload <- encode(p), state <- (p - decode(payload)) / (weight * scale).
+        """Encodes p = weight * (values + scale * state); state <- (p - decode(payload)) / (weight * scale).
 
         Args:
             values: Flat gradients, any floating dtype.
@@ -137,7 +141,7 @@ class BlockCodec:
         weight: float = 1.0,
         salt: int = 0,
     ) -> None:
-        """out <- weight * sum over ranks of decode(payload[rank * stride:]), for the blocks of the table.
+        """Adds up the ranks' decoded blocks: payload r begins at ``r * stride``, the sum is multiplied by ``weight``.
 
         Blocks of ABSENT parameters leave ``out`` alone, blocks of NONFINITE ones become NaN.
         """
@@ -166,7 +170,7 @@ class BlockCodec:
     def _statistics(
         self, values: Tensor, memory: MemoryView, status: Tensor, weight: float, scale: float | Tensor
     ) -> Tensor | None:
-        """One scale per tensor: float32 per parameter of the bucket. The papers' granularity costs a pass of its own."""
+        """One scale per tensor, float32 per parameter of the bucket: the papers' granularity costs a pass of its own."""
         statistics = None
         for source, state, parameter, row, numel in self._tensors:
             p = values[source : source + numel]
@@ -240,7 +244,10 @@ def compile_kernels(compressors: Iterable[Compressor], dtypes: Iterable[torch.dt
         codec.decode(payload, values, status)
 
 
-_NUMPY_TYPES = {torch.float32: (np.float32, np.int32), torch.float64: (np.float64, np.int64)}
+_NUMPY_TYPES: dict[torch.dtype, tuple[Any, Any]] = {
+    torch.float32: (np.float32, np.int32),
+    torch.float64: (np.float64, np.int64),
+}
 
 
 @dataclass(frozen=True)
@@ -287,5 +294,3 @@ def _equal_blocks(table: Tensor) -> Iterator[_EqualBlocks]:
             start=part[:, col.START],
             key=part[:, col.KEY],
         )
-
-

@@ -9,6 +9,7 @@ from fractions import Fraction
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import override
 
 # renamed in torch 2.14, the old name warns there
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -32,9 +33,11 @@ class AllReduce(Collective):
 
     tensor: Tensor
 
+    @override
     def start(self, group: dist.ProcessGroup) -> dist.Work:
         return dist.all_reduce(self.tensor, group=group, async_op=True)
 
+    @override
     def wire_bytes(self, rank: int, world_size: int) -> tuple[Fraction, Fraction]:
         if self.tensor.is_sparse:
             parts = (self.tensor._indices(), self.tensor._values())
@@ -51,9 +54,11 @@ class AllGather(Collective):
     send: Tensor
     receive: Tensor
 
+    @override
     def start(self, group: dist.ProcessGroup) -> dist.Work:
-        return _all_gather_single(self.receive, self.send, group=group, async_op=True)
+        return _all_gather_single(self.receive, self.send, group=group, async_op=True)  # type: ignore[return-value]
 
+    @override
     def wire_bytes(self, rank: int, world_size: int) -> tuple[Fraction, Fraction]:
         sent = Fraction((world_size - 1) * self.send.numel() * self.send.element_size())
         return sent, sent
@@ -68,12 +73,14 @@ class AllToAll(Collective):
     splits: list[int]
     """Elements of ``send`` for every rank."""
 
+    @override
     def start(self, group: dist.ProcessGroup) -> dist.Work:
         ranks = len(self.splits)
-        return dist.all_to_all_single(
+        return dist.all_to_all_single(  # type: ignore[return-value]  # async_op gives a Work
             self.receive, self.send, [self.receive.numel() // ranks] * ranks, self.splits, group=group, async_op=True
         )
 
+    @override
     def wire_bytes(self, rank: int, world_size: int) -> tuple[Fraction, Fraction]:
         size = self.send.element_size()
         received = self.receive.numel() * (world_size - 1) // world_size
@@ -94,8 +101,8 @@ def perform(collectives: list[Collective]) -> None:
     elif isinstance(first, AllGather):
         gathered = [c for c in collectives if isinstance(c, AllGather)]
         everything = torch.cat([c.send for c in gathered])
-        for c in gathered:
-            c.receive.copy_(everything)
+        for gather in gathered:
+            gather.receive.copy_(everything)
     else:
         exchanged = [c for c in collectives if isinstance(c, AllToAll)]
         parts = [c.send.split(c.splits) for c in exchanged]

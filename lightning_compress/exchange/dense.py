@@ -17,8 +17,9 @@ class DenseRule:
     """Names the tensors that travel under a mild code in the same payload: norms, biases and other small tensors.
 
     Args:
-        code: "auto", "bf16", "fp16", "fp32" or "quantize_8". "auto" is bf16 beside codes of two bits and more per element, and
-            8 bits with error feedback beside sparser ones, where 16 bits would weigh more than the large tensors.
+        code: "auto", "bf16", "fp16", "fp32" or "quantize_8". "auto" is bf16 beside codes of two bits and more per
+            element, and 8 bits with error feedback beside sparser ones, where 16 bits would weigh more than the large
+            tensors.
         max_numel: Tensors of at most this many elements are dense. 1-D tensors and scalars always are.
         patterns: Shell-style name patterns of further dense tensors, such as ``("*embedding*",)``.
     """
@@ -29,18 +30,22 @@ class DenseRule:
 
     def __post_init__(self) -> None:
         if self.code != "auto" and self.code not in _CODES:
-            raise ValueError(f"dense={self.code!r} is unknown: use 'auto', {', '.join(map(repr, _CODES))} or a DenseRule")
+            raise ValueError(
+                f"dense={self.code!r} is unknown: use 'auto', {', '.join(map(repr, _CODES))} or a DenseRule"
+            )
         if self.max_numel < 0:
             raise ValueError(f"max_numel must not be negative, got {self.max_numel}")
         if isinstance(self.patterns, str):
-            raise ValueError(f"patterns is a list of name patterns, got the string {self.patterns!r}: write [{self.patterns!r}]")
+            raise ValueError(
+                f"patterns is a list of name patterns, got the string {self.patterns!r}: write [{self.patterns!r}]"
+            )
 
     def matches(self, name: str, shape: Sequence[int], numel: int) -> bool:
         """Whether a parameter is dense."""
         return len(shape) <= 1 or numel <= self.max_numel or any(fnmatch.fnmatch(name, p) for p in self.patterns)
 
     def compressor(self, beside: Compressor, error_feedback: bool) -> Compressor:
-        """The mild code beside a compressor. An all-reduce payload has one value type, so linear compressors pass theirs on."""
+        """The mild code beside a compressor; 16-bit and dense compressors take small tensors too."""
         if self.code != "auto":
             return _CODES[self.code]
         if isinstance(beside, (Cast, NoCompression)):
@@ -59,7 +64,7 @@ _CODES: dict[str, Compressor] = {
 
 
 def dense_rule(dense: str | int | DenseRule) -> DenseRule:
-    """Reads a ``dense`` argument: a code, a rule, or a number of bytes below which float32 tensors are dense in "auto"."""
+    """Reads a ``dense`` argument: a code, a rule, or a size in bytes below which float32 tensors are dense."""
     if isinstance(dense, DenseRule):
         return dense
     if isinstance(dense, int) and not isinstance(dense, bool):

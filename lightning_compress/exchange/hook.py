@@ -32,9 +32,9 @@ class GradientExchange:
         compressor: A name or an instance; more bits are gentler, fewer faster.
         memory: "auto" (error feedback for biased compressors), "none", "error_feedback", or an ``ErrorFeedback`` or
             ``MomentumCorrection`` instance.
-        exchange: "auto" (all_reduce where payloads can be added, else two_way; under momentum correction whichever of two_way
-            and all_gather sends less), "all_reduce", "all_gather" (only for a few ranks: its traffic grows with their
-            number) or "two_way".
+        exchange: "auto" (all_reduce where payloads can be added, else two_way; under momentum correction whichever of
+            two_way and all_gather sends less), "all_reduce", "all_gather" (only for a few ranks: its traffic grows
+            with their number) or "two_way".
         dense: How norms, biases and other small tensors travel: "auto", a code, a size in bytes, or a ``DenseRule``.
         start_step: Optimizer steps that are exchanged dense before compression begins.
         schedule: ``DensityWarmup`` for compressors with a density; begins after the dense steps.
@@ -65,7 +65,9 @@ class GradientExchange:
         timeout: timedelta | None = None,
         steps_per_epoch: int | None = None,
     ) -> GradientExchange:
-        """Takes over the gradient exchange of ``ddp``; called on all ranks. Wrapping the same module again keeps its memories.
+        """Takes over the gradient exchange of ``ddp``; called on all ranks.
+
+        Wrapping the same module again keeps its memories.
 
         Args:
             ddp: A wrapped model that has no communication hook yet.
@@ -100,9 +102,9 @@ class GradientExchange:
         """Figures of this rank since the start, and of the last step.
 
         Returns:
-            steps; bytes_sent and bytes_received (on the wire, everything counted); dense_bytes (what a fp32 ring all-reduce of
-            the same gradients sends); ratio = dense_bytes / bytes_sent; encode_seconds, decode_seconds, wait_seconds (waiting
-            for collectives, summed over the pipeline's stages: much of it is hidden behind backward); density (share of the
+            steps; bytes_sent and bytes_received (on the wire, everything counted); dense_bytes (what a ring all-reduce of the
+            same gradients sends); ratio = dense_bytes / bytes_sent; encode_seconds, decode_seconds, wait_seconds (waiting for
+            collectives, summed over the pipeline's stages: much of it is hidden behind backward); density (share of the
             elements of large tensors that the last step could send; 1 for codes without a density); ``last``: the same of
             the last step.
         """

@@ -39,14 +39,14 @@ class Memories:
         self._last_scale: float | Tensor | None = None
 
     def views(self, names: Sequence[str], buffer: Tensor) -> tuple[StoreView | None, StoreView | None]:
-        """Access of one exchange of the bucket ``buffer`` to the worker's and the owner's memory; None where there is none."""
+        """Access of one exchange of the bucket ``buffer`` to the worker's and the owner's memory, where there is one."""
         worker, owner = (self._store(side, buffer.dtype, buffer.device) for side in ("worker", "owner"))
-        return worker and worker.view(names), owner and owner.view(names)
+        return (worker.view(names) if worker else None), (owner.view(names) if owner else None)
 
     def velocities(self, names: Sequence[str], buffer: Tensor) -> StoreView | None:
         """Access of one exchange to the velocities of momentum correction; None without it."""
         store = self._store("velocity", buffer.dtype, buffer.device)
-        return store and store.view(names)
+        return store.view(names) if store else None
 
     def offsets(self, buffer: Tensor) -> tuple[dict[str, int], dict[str, int]]:
         """Where each parameter begins in the worker's and in the owner's store."""
@@ -91,7 +91,7 @@ class Memories:
             store.read(name).copy_(state)
 
     def repay(self, names: Sequence[str], status: Tensor, buffer: Tensor, scale: float | Tensor) -> None:
-        """On a single rank nothing is left out any more: what a larger run owed (a restored state) joins the gradient."""
+        """On a single rank nothing is left out any more: what a larger run owed joins the gradient."""
         for side in ("worker", "owner"):
             store = self.stores.get((side, _real_dtype(buffer.dtype)))
             if store is None:

@@ -12,10 +12,10 @@ from lightning_compress.kernels.table import ABSENT, PRESENT
 
 
 class Participation:
-    """The fresh set. DDP calls its hook also for slots that hold zeros or an old, already exchanged gradient; what is not
-    fresh must send nothing and touch no memory.
+    """The fresh set.
 
-    The hooks fire at every accumulation of a gradient, ``no_sync`` included, and before DDP's own.
+    DDP calls its hook also for slots that hold zeros or an old, already exchanged gradient; what is not fresh must send
+    nothing and touch no memory. The hooks fire at every accumulation of a gradient, ``no_sync`` included, before DDP's own.
 
     Args:
         parameters: Names and parameters, each parameter once.

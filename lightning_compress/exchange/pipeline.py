@@ -1,8 +1,8 @@
 """Runs exchanges so that compression, communication and backward overlap, in the same order on every rank.
 
-An exchange is a generator of collectives (see ``topology``). On the CPU its stages run in ordered threads: stage i resumes
-the generator for the (i+1)-th time and issues the collective that comes out on group i. Each group is used by one thread
-only, and every queue is first in, first out: all ranks issue the same collectives in the same order by construction.
+An exchange is a generator of collectives (see ``topology``). On the CPU its stages run in ordered threads: stage i
+resumes the generator for the (i+1)-th time and issues the collective that comes out on group i. Each group is used by one
+thread only, and every queue is first in, first out: all ranks issue the same collectives in the same order by construction.
 (Chaining collectives in future callbacks is what kills torch's PowerSGD hook on gloo.) On CUDA everything is enqueued from
 the calling thread on side streams, and nothing waits for the device.
 """
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_compress.exchange.collectives import Collective
 from lightning_compress.exchange.stats import ExchangeStats
@@ -60,6 +61,7 @@ class Pipeline(ABC):
         """A future that this pipeline can complete."""
         return torch.futures.Future()
 
+    @abstractmethod
     def close(self) -> None:
         """Ends the pipeline; no collective runs in here."""
 
@@ -86,9 +88,11 @@ class ThreadPipeline(Pipeline):
         for thread in self._threads:
             thread.start()
 
+    @override
     def submit(self, exchange: Exchange) -> None:
         self._queues[0].put(exchange)
 
+    @override
     def close(self) -> None:
         for waiting in self._queues:
             waiting.put(None)
@@ -101,7 +105,7 @@ class ThreadPipeline(Pipeline):
             try:
                 self._advance(exchange, stage)
             except BaseException as error:  # a future that is never completed would hang backward for ever
-                exchange.future.set_exception(_describe(error, exchange.label))
+                _fail(exchange, error)
 
     def _advance(self, exchange: Exchange, stage: int) -> None:
         if exchange.work is not None:
@@ -131,9 +135,11 @@ class StreamPipeline(Pipeline):
         self._streams = [torch.cuda.Stream(device) for _ in range(self._STREAMS)]
         self._next = 0
 
+    @override
     def future(self) -> torch.futures.Future[Tensor]:
         return torch.futures.Future(devices=[self._device])
 
+    @override
     @torch.no_grad()
     def submit(self, exchange: Exchange) -> None:
         stream = self._streams[self._next]
@@ -148,18 +154,23 @@ class StreamPipeline(Pipeline):
                         work.wait()  # the stream waits, the host does not
                 exchange.future.set_result(exchange.buffer)
             except BaseException as error:
-                exchange.future.set_exception(_describe(error, exchange.label))
+                _fail(exchange, error)
+
+    @override
+    def close(self) -> None:
+        pass  # nothing runs here but streams
 
 
-def _describe(error: BaseException, label: str) -> RuntimeError:
+def _fail(exchange: Exchange, error: BaseException) -> None:
     """DDP shows only the text of an exception: it must say where it happened."""
-    message = RuntimeError(f"lightning-compress: the exchange of {label} failed: {type(error).__name__}: {error}")
-    message.__cause__ = error
-    return message
+    message = f"lightning-compress: the exchange of {exchange.label} failed: {type(error).__name__}: {error}"
+    described = RuntimeError(message)
+    described.__cause__ = error
+    exchange.future.set_exception(described)  # type: ignore[arg-type]  # torch annotates it with the result's type
 
 
 def make_pipeline(device: torch.device, collectives: int, new_group: Any) -> Pipeline:
-    """The pipeline for ``device``; ``new_group()`` makes a process group over all ranks and is called on all of them."""
+    """The pipeline for ``device``; ``new_group()`` makes a process group and is called alike on all ranks."""
     if device.type == "cuda":
         return StreamPipeline([new_group()], device)
     return ThreadPipeline([new_group() for _ in range(collectives)])

@@ -1,7 +1,7 @@
 """Which slice of which parameter is which block, where its code stands in the payload, and who owns it.
 
-The plan is a pure function of (parameter names, shapes and order, compressors, number of owners): every rank computes the
-same one, so no rank waits to learn a size and no payload carries a length.
+The plan is a pure function of (parameter names, shapes and order, compressors, number of owners): every rank computes
+the same one, so no rank waits to learn a size and no payload carries a length.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class BlockPlan:
         coded: Compressor of the large tensors.
         dense: Compressor of the small ones.
         owners: Ranks among which the blocks are dealt out; 1 where the exchange has no owners.
-        whole_tensors: A selecting compressor without a block size takes a whole tensor as one block (all-gather); otherwise
-            such tensors are cut into pieces of 64 Ki elements.
+        whole_tensors: A selecting compressor without a block size takes a whole tensor as one block (all-gather);
+            otherwise such tensors are cut into pieces of 64 Ki elements.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class BlockPlan:
         return {name: placed.spec.numel for name, placed in self._placed.items()}
 
     def velocity_sizes(self) -> dict[str, int]:
-        """Elements of every parameter's velocity under momentum correction: small tensors get theirs after the exchange."""
+        """Elements of every parameter's velocity; small tensors get their momentum after the exchange."""
         return {name: 0 if placed.spec.dense else placed.spec.numel for name, placed in self._placed.items()}
 
     def owner_sizes(self, rank: int) -> dict[str, int]:

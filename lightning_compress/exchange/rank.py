@@ -1,4 +1,4 @@
-"""One rank's part of the exchange, without DDP and without processes: memories, plans, and the steps of every bucket."""
+"""One rank's part of the exchange, without DDP and processes: memories, plans, and the steps of every bucket."""
 
 from __future__ import annotations
 
@@ -110,7 +110,9 @@ class RankExchange:
         restore(state, self.memories, self.plan, self.parameters, self.rank, self.world_size)
         if self.clip is not None and state.get("norms"):
             norms = state["norms"]
-            own = norms[state["ranks"].index(self.rank)] if len(norms) == len(state["ranks"]) else sum(norms) / len(norms)
+            own = (
+                norms[state["ranks"].index(self.rank)] if len(norms) == len(state["ranks"]) else sum(norms) / len(norms)
+            )
             self.clip.previous = torch.tensor(own, device=next(iter(self.parameters.values())).device)
 
     def _plan_at(self, density: float | None) -> BlockPlan:

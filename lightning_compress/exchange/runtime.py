@@ -81,8 +81,8 @@ class Runtime:
         """Brings the memories up to date with the loss scaler."""
         self.exchange.memories.settle(self._scale())
 
-    def hand_over(self, bucket: dist.GradBucket, step: int) -> torch.futures.Future[Tensor]:
-        """Starts the exchange of one bucket; the future holds the bucket's buffer when it is the mean of all ranks."""
+    def hand_over(self, bucket: Any, step: int) -> torch.futures.Future[Tensor]:
+        """Starts the exchange of one ``GradBucket``; the future holds the bucket's buffer when it is the mean of all ranks."""
         buffer = bucket.buffer()
         names = tuple(self._names[id(p)] for p in bucket.parameters())
         status = self._participation.take(names)
@@ -92,7 +92,7 @@ class Runtime:
             # DDP's all-reduce would have coalesced it, and the optimizer sums duplicates in another order
             future.set_result(buffer.coalesce() if buffer.is_sparse else buffer)
             return future
-        self._stats.count_dense(_nbytes(buffer), self.exchange.world_size)
+        self._stats.count_dense(buffer, self.exchange.world_size)
         steps = self.exchange.steps(buffer, names, status, step, self._scale())
         label = f"step {step}, bucket {bucket.index()}, rank {self.exchange.rank}"
         exchange = Exchange(steps, buffer, self._pipeline.future(), label, self._stats)
@@ -146,7 +146,9 @@ class Runtime:
 
     def _note_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         stepped = (id(p) for group in optimizer.param_groups for p in group["params"])
-        found_inf = getattr(optimizer, "found_inf", None)  # the scaler gives it to optimizers that skip steps themselves (fused)
+        found_inf = getattr(
+            optimizer, "found_inf", None
+        )  # the scaler gives it to optimizers that skip steps themselves (fused)
         taken = True if found_inf is None else found_inf == 0
         self.exchange.memories.note_step([self._names[key] for key in stepped if key in self._names], taken)
 
@@ -181,13 +183,6 @@ def compile_for(settings: ExchangeSettings, module: torch.nn.Module) -> None:
 
 def _scales(grad_scaler: Any | None) -> bool:
     return grad_scaler is not None and grad_scaler.is_enabled()
-
-
-def _nbytes(buffer: Tensor) -> int:
-    """Bytes of a bucket's gradients; of a sparse one what is in it."""
-    if buffer.is_sparse:
-        return sum(part.numel() * part.element_size() for part in (buffer._indices(), buffer._values()))
-    return buffer.numel() * buffer.element_size()
 
 
 def _destroy(group: Any) -> None:

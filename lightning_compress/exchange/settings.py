@@ -88,8 +88,8 @@ class ExchangeSettings:
             settings = replace(self, topology=GatherAll if world_size <= 2 else TwoWay, by_bytes=False)
         if world_size > 1 and settings.topology is GatherAll and settings.wire_share(world_size) >= 1.0:
             warnings.warn(
-                f"exchange='all_gather' with {self.compressor!r} sends {settings.wire_share(world_size):.1f} times the bytes of "
-                f"dense DDP on {world_size} ranks; use exchange='two_way', whose traffic does not grow with their number.",
+                f"exchange='all_gather' with {self.compressor!r} sends {settings.wire_share(world_size):.1f} times the "
+                f"bytes of dense DDP on {world_size} ranks; use exchange='two_way', whose traffic does not grow with them.",
                 stacklevel=2,
             )
         return settings
@@ -125,7 +125,8 @@ def _memory(compressor: Compressor, memory: MemoryName | Memory) -> Memory | Non
         return memory
     if memory not in get_args(MemoryName):
         raise ValueError(
-            f"memory={memory!r} is unknown; known are {', '.join(get_args(MemoryName))}, ErrorFeedback() and MomentumCorrection()."
+            f"memory={memory!r} is unknown; known are {', '.join(get_args(MemoryName))}, ErrorFeedback() and "
+            "MomentumCorrection()."
         )
     if memory == "none" and not compressor.unbiased:
         warnings.warn(
@@ -138,10 +139,12 @@ def _memory(compressor: Compressor, memory: MemoryName | Memory) -> Memory | Non
 
 
 def _same_type(compressor: Compressor, rule: DenseRule) -> Compressor:
-    """The dense code of an all-reduce: its payload is one tensor, so small tensors ride in it in the same number format."""
+    """The dense code of an all-reduce: its payload is one tensor, so small tensors ride in it in its format."""
     name = _FORMATS[compressor.value_dtype]
     if rule.code not in ("auto", name):
-        raise ValueError(f"exchange='all_reduce' sends one tensor of {name}; dense={rule.code!r} does not fit, use 'auto'.")
+        raise ValueError(
+            f"exchange='all_reduce' sends one tensor of {name}; dense={rule.code!r} does not fit, use 'auto'."
+        )
     return Cast(name)
 
 

@@ -10,8 +10,9 @@ from fractions import Fraction
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from lightning_compress.exchange.collectives import Collective
+from lightning_compress.exchange.collectives import AllReduce, Collective
 
 Stage = Literal["encode", "decode", "wait"]
 _STAGES: tuple[Stage, ...] = ("encode", "decode", "wait")
@@ -33,9 +34,9 @@ class ExchangeStats:
             self.steps += 1
             self._last = _Tally()
 
-    def count_dense(self, nbytes: int, world_size: int) -> None:
-        """Notes a bucket of ``nbytes`` that plain DDP would have all-reduced."""
-        self._add(dense=Fraction(2 * (world_size - 1) * nbytes, world_size))
+    def count_dense(self, buffer: Tensor, world_size: int) -> None:
+        """Notes a bucket that plain DDP would have all-reduced."""
+        self._add(dense=AllReduce(buffer).wire_bytes(0, world_size)[0])
 
     def count_wire(self, collective: Collective, rank: int, world_size: int) -> None:
         """Notes a collective at the moment it is handed to the process group."""
@@ -94,7 +95,7 @@ class _Tally:
     def add(self, **amounts: Fraction | float) -> None:
         for key, amount in amounts.items():
             if key in self.seconds:
-                self.seconds[key] += float(amount)  # type: ignore[index]
+                self.seconds[key] += float(amount)
             else:
                 setattr(self, key, getattr(self, key) + amount)
 

@@ -1,6 +1,7 @@
-"""Who sends which bytes to whom. An exchange is a generator: it computes, yields a collective, and goes on when that is done.
+"""Who sends which bytes to whom.
 
-Written so, the same code runs in the pipeline's threads, on CUDA streams, and in the one-process simulator.
+An exchange is a generator: it computes, yields a collective, and goes on when that is done. Written so, the same code runs
+in the pipeline's threads, on CUDA streams, and in the one-process simulator.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_compress.compressors.base import Compressor
 from lightning_compress.exchange.codec import BlockCodec, MemoryView
@@ -53,7 +55,7 @@ class BucketJob:
 
 
 def exchange_dense(buffer: Tensor, world_size: int) -> Steps:
-    """What DDP itself does, to the last bit: it multiplies dense buckets by 1/N, divides sparse ones by N, then sums."""
+    """What DDP does, to the last bit: it multiplies dense buckets by 1/N, divides sparse ones by N, then sums."""
     if buffer.is_sparse:
         buffer.div_(world_size)
     else:
@@ -83,7 +85,7 @@ class Topology(ABC):
         self.plan, self.rank, self.world_size, self.device = plan, rank, world_size, device
 
     @staticmethod
-    def owners(world_size: int) -> int:
+    def owners(world_size: int) -> int:  # noqa: ARG004  # for those who have owners
         """Ranks among which blocks are dealt out."""
         return 1
 
@@ -136,7 +138,9 @@ class Topology(ABC):
                 codec.decode(payload, values, job.status, salt=self._salt(codec.compressor, job.step))
             job.correction.mask(values, written)
 
-    def _decode_all(self, codecs: list[BlockCodec], job: BucketJob, payload: Tensor, status: Tensor, **how: float) -> None:
+    def _decode_all(
+        self, codecs: list[BlockCodec], job: BucketJob, payload: Tensor, status: Tensor, **how: float
+    ) -> None:
         """Decodes what came back into the bucket."""
         for codec in codecs:
             salt = self._salt(codec.compressor, job.step)
@@ -171,6 +175,7 @@ class ReduceAll(Topology):
         shift = self._head - plan.header_nbytes
         self._codecs = [self._codec(part, payload=part.table[:, col.PAYLOAD] + shift) for part in plan.parts]
 
+    @override
     def run(self, job: BucketJob) -> Steps:
         payload = self._zeros(self._nbytes)
         with job.stats.time("encode", self.device):
@@ -196,6 +201,7 @@ class GatherAll(Topology):
         super().__init__(plan, rank, world_size, device)
         self._codecs = [self._codec(part) for part in plan.parts]
 
+    @override
     def run(self, job: BucketJob) -> Steps:
         nbytes = self.plan.section_nbytes[0]
         payload, gathered = self._zeros(nbytes), self._empty(nbytes * self.world_size)
@@ -210,10 +216,11 @@ class GatherAll(Topology):
 
 
 class TwoWay(Topology):
-    """The collective form of a parameter server: codes go to the owners, each owner averages its blocks, adds what its last
-    encoding left out, encodes again and sends that to everybody (arXiv 2105.07829; ALGORITHMS.md section 2).
+    """The collective form of a parameter server (arXiv 2105.07829; CLAN).
 
-    The traffic of a rank does not grow with N. Owners' sections differ by a few blocks; the answers are padded to the largest.
+    Codes go to the owners; each owner averages its blocks, adds what its last encoding left out, encodes again and sends that
+    to everybody. The traffic of a rank does not grow with N. Owners' sections differ by a few blocks; the answers are padded
+    to the largest.
     """
 
     name = "two_way"
@@ -239,9 +246,11 @@ class TwoWay(Topology):
             self._shard_numel += int(length.sum())
 
     @staticmethod
+    @override
     def owners(world_size: int) -> int:
         return world_size
 
+    @override
     def run(self, job: BucketJob) -> Steps:
         send, received = self._zeros(sum(self.plan.section_nbytes)), self._empty(self._mine * self.world_size)
         with job.stats.time("encode", self.device):
@@ -263,7 +272,9 @@ class TwoWay(Topology):
             for codec in self._shard:
                 salt = self._salt(codec.compressor, job.step)
                 weight = 1.0 / self.world_size
-                codec.decode(received, shard, status, stride=self._mine, ranks=self.world_size, weight=weight, salt=salt)
+                codec.decode(
+                    received, shard, status, stride=self._mine, ranks=self.world_size, weight=weight, salt=salt
+                )
         with job.stats.time("encode", self.device):
             for codec in self._shard:
                 # an unbiased code needs no memory, and one in the way would only add variance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ErrorFeedback:
-    """p = g + e is encoded instead of g, and e = p - decode(encode(p)) is kept (arXiv 2105.07829; ALGORITHMS.md section 2).
+    """What a code leaves out of p = g + e becomes e = p - decode(encode(p)) (arXiv 2105.07829).
 
     The error that is fed back is the LOCAL one: each worker keeps what its own code left out, each owner what its second
     encoding left out. No learning-rate factor. The arithmetic is fused into the encoding kernels (``exchange.codec``); the

@@ -1,16 +1,17 @@
-"""Momentum correction: Deep Gradient Compression's memory (Lin et al. 2017, sections 3.1-3.3; ALGORITHMS.md section 4)."""
+"""Momentum correction: Deep Gradient Compression's memory (Lin et al. 2017, sections 3.1 to 3.3)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class MomentumCorrection:
-    """Accumulates velocities instead of gradients, so that what is sent late arrives as momentum SGD would have sent it.
+    """Accumulates velocities instead of gradients: what is sent late arrives as momentum SGD would have sent it.
 
     Per rank and tensor, with gradient g, velocity u and accumulation v:
 
@@ -18,17 +19,18 @@ class MomentumCorrection:
     2. u = momentum * u + g and v = v + u (Nesterov: u = momentum * (u + g) and v = v + u + g).
     3. v is encoded; v keeps what encoding left out. Where something was sent, u is set to zero (factor masking).
 
-    What is exchanged is a velocity, so the optimizer must not apply momentum again: use ``optim.DGCSGD``. Small tensors travel as
-    gradients and get their momentum there. In dense steps velocities are exchanged whole and nothing is masked: momentum SGD.
+    What is exchanged is a velocity, so the optimizer must not apply momentum again: use ``optim.DGCSGD``. Small tensors
+    travel as gradients and get their momentum there. In dense steps velocities are exchanged whole and nothing is masked:
+    that is momentum SGD.
 
     Args:
         momentum: As the optimizer would have it, in [0, 1).
         nesterov: Nesterov's form.
-        clip_norm: Threshold for the norm of the summed gradient, as you would give ``gradient_clip_val``; every rank clips its
-            own gradient to clip_norm / sqrt(N) after scaling by 1/N, before it accumulates. None: no clipping. Use it where
-            training without compression does (recurrent networks), or when the loss jumps early.
-        clip_norm_from: "this_step" waits for the whole local gradient before the first bucket is sent: exact, but backward and
-            exchange no longer overlap. "previous_step" uses the last step's norm and keeps the overlap.
+        clip_norm: Threshold for the norm of the summed gradient, as you would give ``gradient_clip_val``; every rank
+            clips its own gradient to clip_norm / sqrt(N) after scaling by 1/N, before it accumulates. None: no
+            clipping. Use it where training without compression does (recurrent networks), or when the loss jumps early.
+        clip_norm_from: "this_step" waits for the whole local gradient before the first bucket is sent: exact, but
+            backward and exchange no longer overlap. "previous_step" uses the last step's norm and keeps the overlap.
         factor_masking: Step 3's masking. It stops stale momentum from pushing a coordinate that has just been sent.
     """
 
@@ -59,7 +61,7 @@ class MomentumCorrection:
         return velocity, velocity
 
     def clip_factor(self, norm: Tensor, world_size: int) -> Tensor:
-        """The factor for a rank's gradient of norm ``norm`` (unscaled): min(1, clip_norm * sqrt(N) / norm); 1 if not finite."""
+        """min(1, clip_norm * sqrt(N) / norm) for a rank's gradient of that norm (unscaled); 1 if it is not finite."""
         assert self.clip_norm is not None
         factor = (self.clip_norm * world_size**0.5 / norm.clamp_min(1e-30)).clamp_max(1.0)
-        return factor.nan_to_num(1.0)
+        return torch.nan_to_num(factor, 1.0)

@@ -14,9 +14,9 @@ class Store:
 
     A DDP bucket rebuild moves nothing here: blocks know their place in the store, not in the bucket.
 
-    With ``transactional`` (under a loss scaler) the array exists twice. An exchange writes the copy that is not current;
-    ``commit`` makes it current for the parameters of an optimizer that has stepped, ``forget`` drops what was written for a
-    step that was skipped. Nothing is copied and, on CUDA, nothing is read by the host.
+    With ``transactional`` (under a loss scaler) the array exists twice. An exchange writes the copy that is not
+    current; ``commit`` makes it current for the parameters of an optimizer that has stepped, ``forget`` drops what
+    was written for a step that was skipped. Nothing is copied and, on CUDA, nothing is read by the host.
 
     Args:
         sizes: Elements per parameter, in the order of ``named_parameters()``.

@@ -39,10 +39,14 @@ def require_compatible(optimizer: torch.optim.Optimizer, memory: Any) -> None:
                 )
     elif not isinstance(optimizer, torch.optim.SGD):
         raise ValueError(
-            f"MomentumCorrection exchanges velocities, which {type(optimizer).__name__} would treat as gradients: {remedy}, "
-            "or keep the optimizer and use memory='error_feedback'."
+            f"MomentumCorrection exchanges velocities, which {type(optimizer).__name__} would treat as gradients: "
+            f"{remedy}, or keep the optimizer and use memory='error_feedback'."
         )
     elif any(group["momentum"] for group in optimizer.param_groups):
-        raise ValueError(f"torch.optim.SGD(momentum=...) would apply momentum twice under MomentumCorrection: {remedy}.")
+        raise ValueError(
+            f"torch.optim.SGD(momentum=...) would apply momentum twice under MomentumCorrection: {remedy}."
+        )
     elif any(group["weight_decay"] for group in optimizer.param_groups):
-        raise ValueError(f"Weight decay needs momentum too, which torch.optim.SGD without momentum does not give it: {remedy}.")
+        raise ValueError(
+            f"Weight decay needs momentum too, which torch.optim.SGD without momentum does not give it: {remedy}."
+        )

@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
+from typing_extensions import override
 
 CORRECTED = "lightning_compress_corrected"
 """Attribute of a parameter whose gradient, after the exchange, is a velocity."""
 
 
 class DGCSGD(Optimizer):
-    """SGD with momentum and weight decay for ``MomentumCorrection`` (Lin et al. 2017; ALGORITHMS.md section 4).
+    """SGD with momentum and weight decay for ``MomentumCorrection`` (Lin et al. 2017).
 
-    Use it exactly as ``torch.optim.SGD(lr, momentum, weight_decay, nesterov)``. Large tensors arrive as velocities: only their
-    weight decay still needs momentum, which every replica adds alike (decay without momentum, or decay compressed with the
-    gradient, costs accuracy). Small tensors arrive as gradients and get the ordinary update. Where nothing is corrected (another
-    strategy, one process), it is ``torch.optim.SGD``.
+    Use it exactly as ``torch.optim.SGD(lr, momentum, weight_decay, nesterov)``. Large tensors arrive as velocities: only
+    their weight decay still needs momentum, which every replica adds alike (decay without momentum, or decay compressed with
+    the gradient, costs accuracy). Small tensors arrive as gradients and get the ordinary update. Where nothing is corrected
+    (another strategy, one process), it is ``torch.optim.SGD``.
 
     Args:
         params: Parameters or parameter groups.
@@ -45,10 +46,11 @@ class DGCSGD(Optimizer):
             raise ValueError(f"weight_decay must not be negative, got {weight_decay!r}")
         if nesterov and momentum == 0.0:
             raise ValueError("nesterov=True needs a momentum above 0")
-        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov))
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov})
 
+    @override
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Performs one optimizer step; ``closure`` re-evaluates the model and returns the loss."""
         loss = None
         if closure is not None:
@@ -61,15 +63,16 @@ class DGCSGD(Optimizer):
         return loss
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        momentum, decay = group["momentum"], group["weight_decay"]
-        decayed = parameter * decay if decay else None
+        momentum, decay, nesterov = group["momentum"], group["weight_decay"], group["nesterov"]
+        gradient = parameter.grad
+        assert gradient is not None
         if getattr(parameter, CORRECTED, False):
-            direction = parameter.grad
-            if decayed is not None:
-                direction = direction + self._with_momentum(parameter, decayed, momentum, group["nesterov"])
+            direction = gradient
+            if decay:
+                direction = gradient + self._with_momentum(parameter, parameter * decay, momentum, nesterov)
         else:
-            gradient = parameter.grad if decayed is None else parameter.grad + decayed
-            direction = self._with_momentum(parameter, gradient, momentum, group["nesterov"])
+            whole = gradient.add(parameter, alpha=decay) if decay else gradient
+            direction = self._with_momentum(parameter, whole, momentum, nesterov)
         parameter.add_(direction, alpha=-group["lr"])
 
     def _with_momentum(self, parameter: Tensor, gradient: Tensor, momentum: float, nesterov: bool) -> Tensor:

@@ -154,7 +154,7 @@ def _backward_of_all(
     for rank, batch in enumerate(batches):
         _set_buffers(module, before)
         module.zero_grad(set_to_none=True)
-        loss(module, batch).backward()  # type: ignore[no-untyped-call]
+        loss(module, batch).backward()
         gradients.append({name: p.grad for name, p in module.named_parameters() if p.grad is not None})
         if rank == 0:
             after = [buffer.clone() for buffer in module.buffers()]
