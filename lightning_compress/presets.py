@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning_compress.compressors.topk import TopK
+from lightning_compress.memory.momentum import MomentumCorrection
+from lightning_compress.schedule import DensityWarmup
+
 PRESETS: dict[str, dict[str, Any]] = {
     "": {},
     "_bf16": {"compressor": "bf16"},
@@ -17,8 +21,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "_randomk": {"compressor": "randomk"},
     "_dithering": {"compressor": "dithering"},
     "_natural": {"compressor": "natural"},
+    "_dgc": {"compressor": TopK(0.001), "memory": MomentumCorrection(0.9), "schedule": DensityWarmup()},
 }
-"""Arguments of ``CompressedStrategy`` by the suffix of the strategy's name; a compressor's name stands for its defaults."""
+"""Arguments of ``CompressedStrategy`` by the suffix of the strategy's name; a compressor's name stands for its defaults.
+
+Instances never change, so all strategies of a name may share them.
+"""
 
 _LAUNCHERS = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
 _UNUSED: dict[str, dict[str, Any]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_compress.compressors.base import Blocks, Compressor, CPUKernels, check_bits, check_block_size
 from lightning_compress.kernels.cpu import quantize as cpu
@@ -28,18 +29,29 @@ class Quantize(Compressor):
         self.bits = check_bits(bits, (2, 3, 4, 8))
         self.block_size = check_block_size(block_size)
 
+    @override
     def payload_nbytes(self, numel: int, row: int | None = None) -> int:
         return 4 + packed_nbytes(numel, self.bits)
 
+    @override
     def encode(self, p: Tensor, blocks: Blocks) -> Tensor:
         peak = p.abs().amax(dim=1) if blocks.statistic is None else blocks.statistic
         return reference.encode(p, self.bits, peak)
 
+    @override
     def decode(self, payload: Tensor, blocks: Blocks) -> Tensor:
         return reference.decode(payload, blocks.numel, self.bits)
 
+    @override
     def statistic(self, p: Tensor, row: int) -> Tensor | None:
         return p.abs().amax()
 
+    @override
+    def contraction(self, numel: int) -> float:
+        """The largest element is exact, no other is off by more than half a step: 4 L^2 / (4 L^2 + numel - 1), L levels."""
+        levels = (1 << (self.bits - 1)) - 1
+        return 4 * levels**2 / (4 * levels**2 + numel - 1)
+
+    @override
     def cpu_kernels(self) -> CPUKernels:
         return CPUKernels(cpu.encode, cpu.decode, (self.bits,))

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_compress.compressors.base import Blocks, Compressor, CPUKernels, check_block_size, check_ratio, kept
 from lightning_compress.kernels.cpu import topk as cpu
@@ -17,19 +18,20 @@ _FORMATS = {"fp16": (torch.float16, cpu.FP16), "bf16": (torch.bfloat16, cpu.BF16
 class TopK(Compressor):
     """Sends the k elements of largest magnitude of each block: a 16-bit index and a value each.
 
-    The selection is exact, ties go to the lower index, and a block with fewer than k non-zero elements sends those it has.
-    At 1 % of blocks of 4096: 41 x (16 + 16) bits, 0.32 bits per element (100x). The selection of Deep Gradient Compression
-    (Lin et al. 2017) and of the top-k runs of arXiv 2105.07829, per block instead of per tensor.
+    The selection is exact, ties go to the lower index, and a block with fewer than k non-zero elements sends those it
+    has. At 1 % of blocks of 4096: 41 x (16 + 16) bits, 0.32 bits per element (100x). The selection of Deep Gradient
+    Compression (Lin et al. 2017) and of the top-k runs of arXiv 2105.07829, per block instead of per tensor.
 
     Args:
         ratio: Share of the elements of a block to send, in (0, 1]. 0.01 and error feedback are near dense in most runs;
             below, warm up with a higher density.
-        block_size: Elements among which the largest are chosen, at most 65536. Larger blocks choose more freely, smaller
-            ones are faster and share out the traffic more evenly. None: a whole tensor in an all-gather (32-bit indices
-            if it has more than 65536 elements), pieces of 65536 elements in a two-way exchange.
-        value_dtype: Format of the values. "bf16" has float32's range, so tiny gradients survive; its rounding error of up to
-            0.4 % stays in the memory like all that is not sent. "fp16" rounds 8 times finer, but magnitudes below 6e-8 become
-            zero and above 65504 saturate: for gradients known to lie in between. "fp32" is exact at twice the bytes.
+        block_size: Elements among which the largest are chosen, at most 65536. Larger blocks choose more freely,
+            smaller ones share out the traffic more evenly among the owners. None: a whole tensor in an all-gather
+            (32-bit indices if it has more than 65536 elements), pieces of 65536 elements in a two-way exchange.
+        value_dtype: Format of the values. "bf16" has float32's range, so tiny gradients survive; its rounding error of
+            up to 0.4 % stays in the memory like all that is not sent. "fp16" rounds 8 times finer, but magnitudes
+            below 3e-8 become zero and above 65504 saturate: for gradients known to lie in between. "fp32" is exact and
+            takes twice the bytes.
 
     Raises:
         ValueError: An argument is out of range.
@@ -48,18 +50,23 @@ class TopK(Compressor):
         self.dtype = value_dtype
 
     @property
+    @override
     def sparse(self) -> bool:  # type: ignore[override]
         return self.ratio * (2 + _FORMATS[self.dtype][0].itemsize) * 8 < 2
 
+    @override
     def payload_nbytes(self, numel: int, row: int | None = None) -> int:
         return kept(numel, self.ratio) * (reference.index_nbytes(numel) + _FORMATS[self.dtype][0].itemsize)
 
+    @override
     def encode(self, p: Tensor, blocks: Blocks) -> Tensor:
         return reference.encode(p, kept(blocks.numel, self.ratio), _FORMATS[self.dtype][0])
 
+    @override
     def decode(self, payload: Tensor, blocks: Blocks) -> Tensor:
         return reference.decode(payload, blocks.numel, kept(blocks.numel, self.ratio), _FORMATS[self.dtype][0])
 
+    @override
     def contraction(self, numel: int) -> float:
         """k/n, less the share of the sent energy that rounding of the values leaves: at most eps**2 / 4 of it.
 
@@ -68,5 +75,6 @@ class TopK(Compressor):
         rounding = torch.finfo(_FORMATS[self.dtype][0]).eps / 2
         return kept(numel, self.ratio) / numel * (1.0 - rounding**2)
 
+    @override
     def cpu_kernels(self) -> CPUKernels:
         return CPUKernels(cpu.encode, cpu.decode, (self.ratio, _FORMATS[self.dtype][1]))

@@ -80,21 +80,21 @@ class Memories:
         self._last_scale = scale.clone() if isinstance(scale, Tensor) else scale
 
     def read(self, side: str, name: str, dtype: torch.dtype) -> Tensor | None:
-        """The settled state of a parameter, a view; None where nothing is remembered (yet)."""
+        """The settled state of a parameter, a view; None where nothing is remembered (yet, or of sparse gradients)."""
         store = self.stores.get((side, _real_dtype(dtype)))
-        return None if store is None else store.read(name)
+        return store.read(name) if store is not None and name in store.sizes else None
 
     def write(self, side: str, name: str, parameter: Tensor, state: Tensor) -> None:
         """Sets the state of a parameter, flat in the parameter's memory order."""
         store = self._store(side, _real_dtype(parameter.dtype), parameter.device)
-        if store is not None:
+        if store is not None and name in store.sizes:
             store.read(name).copy_(state)
 
     def repay(self, names: Sequence[str], status: Tensor, buffer: Tensor, scale: float | Tensor) -> None:
         """On a single rank nothing is left out any more: what a larger run owed joins the gradient."""
         for side in ("worker", "owner"):
             store = self.stores.get((side, _real_dtype(buffer.dtype)))
-            if store is None:
+            if store is None or buffer.is_sparse:
                 continue
             place = 0
             for name, seen in zip(names, status.tolist(), strict=True):

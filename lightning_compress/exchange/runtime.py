@@ -156,7 +156,9 @@ class Runtime:
         ranks = dist.get_process_group_ranks(ddp.process_group)
 
         def new_group() -> Any:
-            group = dist.new_group(ranks, timeout=timeout)
+            # of a model on a part of the ranks the others know nothing: they make no group with us
+            alone = len(ranks) < dist.get_world_size()
+            group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=alone)
             self._closers.append(lambda: _destroy(group))
             return group
 

@@ -1,5 +1,6 @@
-"""For authors and tests: the conformance suite for compressors, and the one-process simulator of N workers."""
+"""For tests of compressors and for research: what every compressor must satisfy, and N workers in one process."""
 
+from lightning_compress.testing.conformance import CHECKS, check_compressor
 from lightning_compress.testing.simulation import SimulatedExchange, simulate
 
-__all__ = ["SimulatedExchange", "simulate"]
+__all__ = ["CHECKS", "SimulatedExchange", "check_compressor", "simulate"]

@@ -89,7 +89,7 @@ class SimulatedExchange:
         names = tuple(self._parameters)
         status = torch.tensor([PRESENT if name in gradients else ABSENT for name in names], dtype=torch.uint8)
         worker.stats.begin_step()
-        worker.stats.count_dense(buffer.numel() * buffer.element_size(), self.world_size)
+        worker.stats.count_dense(buffer, self.world_size)
         if worker.clip is not None:
             worker.clip.begin_step()
             worker.clip.add(buffer)

@@ -77,14 +77,15 @@ class DecodeJob(NamedTuple):
     """T [longest]: scratch of the sum."""
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inline="always")
 def load(job, b):
     """Puts the block's p into ``job.p``; returns its largest magnitude, or -1 if there is nothing to code."""
     row = job.table[b]
     parameter = row[PARAMETER]
     if job.status[parameter] != PRESENT:
         return job.weight * 0 - 1
-    n, p, weight, scale = row[LENGTH], job.p, job.weight, job.scale  # locals and slices: LLVM makes vector code of these loops
+    # locals and slices, here and below: only of such loops does LLVM make vector code
+    n, p, weight, scale = row[LENGTH], job.p, job.weight, job.scale
     values = job.values[row[SOURCE] : row[SOURCE] + n]
     if job.compensate:
         at = row[STATE] + job.read[parameter]
@@ -94,7 +95,7 @@ def load(job, b):
     else:
         for i in range(n):
             p[i] = weight * values[i]
-    peak = magnitude(job, n)
+    peak = magnitude(p, job.bits, job.mask, n)
     if not peak < np.inf:
         job.marks[parameter] = NONFINITE
         return job.weight * 0 - 1
@@ -102,19 +103,19 @@ def load(job, b):
 
 
 @njit(nogil=True, cache=True)
-def magnitude(job, n):
+def magnitude(p, bits, mask, n):
     """max |p|. As integers, magnitudes are ordered like the numbers with inf and NaN on top, and the loop is vector code."""
-    bits, top = job.bits, 0
-    for i in range(n):
-        word = bits[i] & job.mask
+    top = bits[0] & mask
+    for i in range(1, n):
+        word = bits[i] & mask
         if word > top:
             top = word
     last = bits.shape[0] - 1
     bits[last] = top
-    return job.p[last]
+    return p[last]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inline="always")
 def store(job, b):
     """Writes what ``job.p`` now holds (p - decoded) to the memory, in unscaled units."""
     if job.update:
@@ -126,7 +127,7 @@ def store(job, b):
             state[i] = p[i] * unscale
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inline="always")
 def wants(job, b):
     """Whether the block is to be decoded; if so, ``job.total`` is zeroed. A non-finite parameter is filled with NaN here."""
     row = job.table[b]
@@ -143,7 +144,7 @@ def wants(job, b):
     return True
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inline="always")
 def finish(job, b):
     """Writes weight * total to the block's place."""
     row = job.table[b]

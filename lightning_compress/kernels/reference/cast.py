@@ -12,9 +12,9 @@ FP8_MAX = 448.0
 
 
 def saturating_cast(p: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rounds ``p`` to ``dtype``; finite values beyond its range become the largest finite one."""
+    """Rounds ``p`` to ``dtype`` by way of float32; finite values beyond its range become the largest finite one."""
     limit = torch.finfo(dtype).max
-    return torch.where(torch.isfinite(p), p.clamp(-limit, limit), p).to(dtype)
+    return torch.where(torch.isfinite(p), p.clamp(-limit, limit), p).to(torch.float32).to(dtype)
 
 
 def encode(p: Tensor, dtype: torch.dtype) -> Tensor:
@@ -33,9 +33,9 @@ def encode_fp8(p: Tensor, peak: Tensor) -> Tensor:
     sent = peak >= TINY
     scale = torch.where(sent, peak / FP8_MAX, 0.0)
     inverse = torch.where(sent, FP8_MAX / peak.clamp_min(TINY), 0.0)
-    # rounded through float32: the hardware's and torch's casts start there
-    scaled = to_float32(p * inverse.to(p.dtype).unsqueeze(1))
-    return torch.cat([to_bytes(scale.unsqueeze(1)), to_bytes(saturating_cast(scaled, torch.float8_e4m3fn))], dim=1)
+    codes = to_bytes(saturating_cast(p * inverse.to(p.dtype).unsqueeze(1), torch.float8_e4m3fn))
+    codes = torch.where(sent.unsqueeze(1), codes, 0)  # a negative number times 0 would be sent as -0
+    return torch.cat([to_bytes(scale.unsqueeze(1)), codes], dim=1)
 
 
 def decode_fp8(payload: Tensor) -> Tensor:

@@ -5,14 +5,16 @@ Code: [step: float32][codes: n x bits, two's complement]. step = norm / s with s
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from lightning_compress.kernels.reference.bits import TINY, from_bytes, pack, to_bytes, to_float32, unpack
+from lightning_compress.kernels.reference.quantize import PEAK_MAX
 
 Norm = Literal["max", "l2"]
+NORMS = get_args(Norm)
 
 
 def norm_of(p: Tensor, norm: Norm) -> Tensor:
@@ -23,11 +25,13 @@ def norm_of(p: Tensor, norm: Norm) -> Tensor:
 
 
 def encode(p: Tensor, bits: int, norm: Tensor, uniform: Tensor) -> Tensor:
-    """Codes of ``p`` [m, n] under the norms ``norm`` [m] and random numbers ``uniform`` [m, n]: uint8 [m, 4 + ceil(n * bits / 8)]."""
+    """Codes of ``p`` [m, n] under its norms [m] and random numbers [m, n]: uint8 [m, 4 + ceil(n * bits / 8)]."""
     levels = 2 ** (bits - 1) - 1
+    norm = norm.clamp_max(PEAK_MAX)
     sent = norm >= TINY
     step = torch.where(sent, norm / levels, 0.0)
-    inverse = torch.where(sent, levels / norm.clamp_min(TINY), 0.0)
+    # two roundings, spelled out: torch takes a number divided by a tensor for the same
+    inverse = torch.where(sent, norm.clamp_min(TINY).reciprocal() * levels, 0.0)
     scaled = (p.abs() * inverse.to(p.dtype).unsqueeze(1)).clamp_max(levels)
     lower = scaled.floor()
     # Comparing with the fraction, not adding u before floor(): the sum would be rounded up, now and then past s.

@@ -1,7 +1,7 @@
 """Powers of two times a norm, rounded at random to one of the two neighbours: an exponent and a sign per element.
 
-Code: [norm: float32][codes: n x bits, (sign << (bits-1)) | index]. With L = 2**(bits-1) - 1, index 0 means 0 and index i
-means 2**(i - L) * norm, so L means the norm itself. Exponents are read from and put into the bits of float32 numbers:
+Code: [norm: float32][codes: n x bits, (sign << (bits-1)) | index]. With L = 2**(bits-1) - 1, index 0 means 0 and index
+i means 2**(i - L) * norm, so L means the norm itself. Exponents are read from and put into the bits of float32 numbers:
 logarithms would not agree between devices.
 """
 
@@ -17,10 +17,10 @@ _BIAS = 127
 
 
 def encode(p: Tensor, bits: int, norm: Tensor, uniform: Tensor) -> Tensor:
-    """Codes of ``p`` [m, n] under the norms ``norm`` [m] and random numbers ``uniform`` [m, n]: uint8 [m, 4 + ceil(n * bits / 8)]."""
+    """Codes of ``p`` [m, n] under its norms [m] and random numbers [m, n]: uint8 [m, 4 + ceil(n * bits / 8)]."""
     top = 2 ** (bits - 1) - 1
     sent = norm >= TINY
-    inverse = torch.where(sent, 1.0 / norm.clamp_min(TINY), 0.0)
+    inverse = torch.where(sent, norm.clamp_min(TINY).reciprocal(), 0.0)
     share = to_float32((p.abs() * inverse.to(p.dtype).unsqueeze(1)).clamp_max(1.0))
     word = share.view(torch.int32)
     index = ((word >> 23) - (_BIAS - top)).clamp_min(0)

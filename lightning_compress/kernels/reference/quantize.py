@@ -10,11 +10,14 @@ from torch import Tensor
 
 from lightning_compress.kernels.reference.bits import TINY, from_bytes, pack, to_bytes, to_float32, unpack
 
+PEAK_MAX = 2.0**128 - 2.0**105
+"""The largest float32 but one: a step that is rounded up must not carry L steps to inf."""
+
 
 def encode(p: Tensor, bits: int, peak: Tensor) -> Tensor:
     """Codes of ``p`` [m, n] under the largest magnitudes ``peak`` [m]: uint8 [m, 4 + ceil(n * bits / 8)]."""
     levels = 2 ** (bits - 1) - 1
-    peak = to_float32(peak)
+    peak = to_float32(peak).clamp_max(PEAK_MAX)
     sent = peak >= TINY
     step = torch.where(sent, peak / levels, 0.0)
     inverse = torch.where(sent, levels / peak.clamp_min(TINY), 0.0)

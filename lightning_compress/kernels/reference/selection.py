@@ -1,8 +1,8 @@
 """Which elements of a block are sent, and how their indices travel.
 
-Indices stand in ascending order, and a slot counts only if its index is larger than those of all slots before it and lies
-inside the block. So a slot that is not needed is void by holding index 0, zero bytes mean nothing, no element is named twice,
-and arbitrary bytes do no harm.
+Indices stand in ascending order, and a slot counts only if its index is larger than those of all slots before it and
+lies inside the block. So a slot that is not needed is void by holding index 0, zero bytes mean nothing, no element is
+named twice, and arbitrary bytes do no harm.
 """
 
 from __future__ import annotations

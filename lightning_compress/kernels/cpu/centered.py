@@ -1,0 +1,107 @@
+"""Compiled form of ``kernels.reference.centered``."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from lightning_compress.kernels.cpu.cast import bf16_value
+from lightning_compress.kernels.cpu.job import finish, load, store, to_float32, wants
+from lightning_compress.kernels.cpu.selection import kept, largest, selection_scratch
+from lightning_compress.kernels.reference.bits import TINY
+from lightning_compress.kernels.reference.centered import CAP, FLOOR
+from lightning_compress.kernels.table import LENGTH, PAYLOAD
+
+
+@njit(nogil=True, cache=True)
+def encode(job, ratio):
+    table, p, bits = job.table, job.p, job.bits
+    selection = selection_scratch(bits)
+    last = bits.shape[0] - 1
+    for b in range(table.shape[0]):
+        peak = load(job, b)
+        if peak < 0:
+            continue
+        if peak >= TINY:
+            n = table[b, LENGTH]
+            k = kept(n, ratio)
+            p[last] = peak
+            top = bits[last]
+            p[last] = peak * FLOOR
+            count = largest(job, n, k, bits[last], top, selection)
+            if count == k:
+                bits[last] = smallest(selection.word, k)
+            amplitude = min(np.float32(2) * to_float32(p[last]), np.float32(CAP) * to_float32(peak))
+            put_block(p, selection.chosen, count, n, k, to_float32(amplitude), job.payload, table[b, PAYLOAD])
+        store(job, b)
+
+
+@njit(nogil=True, cache=True)
+def smallest(word, count):
+    least = word[0]
+    for slot in range(1, count):
+        least = min(least, word[slot])
+    return least
+
+
+@njit(nogil=True, cache=True)
+def put_block(p, index, count, n, k, amplitude, payload, at):
+    """Writes the code of a block whose chosen elements are sent as +-``amplitude``; leaves p - decoded in ``p``."""
+    code = np.uint16(np.float32(amplitude).view(np.uint32) >> np.uint32(16))
+    amplitude = bf16_value(code)
+    payload[at] = code & 255
+    payload[at + 1] = code >> 8
+    at += 2
+    width = index_bits(n)
+    sign_at = at + (k * width + 7) // 8
+    register, filled = 0, 0
+    for slot in range(count):
+        i = index[slot]
+        register |= np.int64(i) << filled
+        filled += width
+        while filled >= 8:
+            payload[at] = register & 255
+            at += 1
+            register >>= 8
+            filled -= 8
+        negative = p[i] < 0
+        payload[sign_at + slot // 8] |= negative << slot % 8
+        p[i] -= -amplitude if negative else amplitude
+    if filled:
+        payload[at] = register
+
+
+@njit(nogil=True, cache=True)
+def index_bits(n):
+    width = 1
+    while 1 << width < n:
+        width += 1
+    return width
+
+
+@njit(nogil=True, cache=True)
+def decode(job, ratio):
+    table, payload, total = job.table, job.payload, job.total
+    for b in range(table.shape[0]):
+        if not wants(job, b):
+            continue
+        n = table[b, LENGTH]
+        k, width = kept(n, ratio), index_bits(n)
+        for rank in range(job.ranks):
+            at = rank * job.stride + table[b, PAYLOAD]
+            amplitude = bf16_value(np.uint16(payload[at] | np.uint16(payload[at + 1]) << 8))
+            at += 2
+            sign_at = at + (k * width + 7) // 8
+            register, filled, before = 0, 0, -1
+            for slot in range(k):
+                while filled < width:
+                    register |= np.int64(payload[at]) << filled
+                    at += 1
+                    filled += 8
+                i = register & (1 << width) - 1
+                register >>= width
+                filled -= width
+                if before < i < n:
+                    total[i] += -amplitude if payload[sign_at + slot // 8] >> slot % 8 & 1 else amplitude
+                before = max(before, i)
+        finish(job, b)

@@ -1,0 +1,201 @@
+"""Compiled form of ``kernels.reference.selection``.
+
+Magnitudes are compared as integers (see ``job.magnitude``), so counting those that reach a bound is vector code. A
+bound that k elements reach, and few more, is found by bisection over the largest magnitudes of groups of elements: at
+least k elements reach what k groups reach. Only the elements that reach it are looked at one by one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from lightning_compress.kernels.cpu.job import Array
+
+LANES, GROUP = 16, 4
+"""A group is one lane of GROUP rows of LANES elements, so that the maxima of LANES groups need no shuffling."""
+ENOUGH = 16
+"""Groups are made of at least so many elements for each one to choose: then few of these share a group."""
+RUN = 64
+"""Elements whose comparisons make one word of bits."""
+
+
+class Selection(NamedTuple):
+    """Scratch of :func:`largest`, and its result."""
+
+    chosen: Array
+    """int32 [longest]: their indices, ascending."""
+    word: Array
+    """Signed integers of the block's width, [longest]: their magnitudes."""
+    maxima: Array
+    """The same, [longest / GROUP]: the largest magnitude of each group."""
+    others: Array
+    """As ``maxima``: those of groups of groups."""
+
+
+@njit(nogil=True, cache=True)
+def kept(n, ratio):
+    """``compressors.base.kept``."""
+    return max(1, int(ratio * n + 0.5))
+
+
+@njit(nogil=True, cache=True)
+def selection_scratch(bits):
+    """Scratch for blocks that fit in ``job.bits``; pages that are never touched cost nothing."""
+    longest, integer = bits.shape[0], bits.dtype
+    return Selection(
+        np.empty(longest, np.int32),
+        np.empty(longest + LANES, integer),
+        np.empty(longest // GROUP, integer),
+        np.empty(longest // GROUP, integer),
+    )
+
+
+@njit(nogil=True, cache=True)
+def largest(job, n, k, low, top, selection):
+    """Chooses the k largest of the n magnitudes in ``bits``, ties by lower index.
+
+    Args:
+        bits: As in the encode job.
+        mask: As in the encode job.
+        n: Elements of the block.
+        k: Elements to choose; fewer are chosen if fewer reach ``low``.
+        low: Smallest magnitude, as an integer, that may be chosen; 1 or more, so zeros never are.
+        top: The largest magnitude, as an integer.
+        selection: Scratch; ``chosen`` and ``word`` get the result.
+
+    Returns:
+        How many were chosen.
+    """
+    bits, mask = job.bits, job.mask
+    words, maxima, others, groups = bits, selection.maxima, selection.others, n
+    while groups >= ENOUGH * max(k, GROUP):
+        groups = group_maxima(words, mask, groups, maxima)
+        words, maxima, others = maxima, others, maxima
+    bound = reached_by(words, mask, groups, k, low, top)
+    count = collect(bits, mask, n, bound, selection)
+    return count if count <= k else cut(selection, count, k, bound, top)
+
+
+@njit(nogil=True, cache=True)
+def group_maxima(words, mask, n, maxima):
+    """Lists the largest magnitude of each group; returns how many. What does not fill GROUP rows is in no group."""
+    integer = type(mask)
+    tiles = n // (GROUP * LANES)
+    for tile in range(tiles):
+        for lane in range(LANES):
+            most = integer(0)
+            for row in range(GROUP):
+                most = max(most, integer(words[(tile * GROUP + row) * LANES + lane] & mask))
+            maxima[tile * LANES + lane] = most
+    return tiles * LANES
+
+
+@njit(nogil=True, cache=True)
+def reached_by(words, mask, n, k, low, top):
+    """A bound, ``low`` or more, that at least k of the n magnitudes reach, and not many more than k if possible.
+
+    Fewer than k reach the bound only if fewer reach ``low``.
+    """
+    integer = type(mask)
+    enough = k + (k >> 2)
+    high = top + 1
+    step = (mask >> 8) + 1 if mask >> 40 == 0 else (mask >> 11) + 1  # one power of two
+    while high - low > 1:
+        # From the top down in doubling steps: the k-th magnitude is mostly a few powers of two below the largest.
+        middle = max(high - step, low + (high - low >> 1))
+        step = min(step + step, high >> 1)
+        bound, count = integer(middle), np.int32(0)
+        for i in range(n):
+            count += np.int32((words[i] & mask) >= bound)
+        if count < k:
+            high = middle
+        else:
+            low = middle
+            if count <= enough:
+                break
+    return low
+
+
+@intrinsic
+def run_reaching(typingctx, words, at, mask, bound):
+    """Bit i of the word tells whether the magnitude of ``words[at + i]`` reaches ``bound``."""
+
+    def codegen(context, builder, signature, args):
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        vector = ir.VectorType(context.get_value_type(words.dtype), RUN)
+        row = builder.load(builder.bitcast(builder.gep(array.data, [args[1]]), vector.as_pointer()), align=4)
+
+        def all_lanes(value):
+            lane = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
+            return builder.shuffle_vector(lane, lane, ir.Constant(ir.VectorType(ir.IntType(32), RUN), [0] * RUN))
+
+        reach = builder.icmp_signed(">=", builder.and_(row, all_lanes(args[2])), all_lanes(args[3]))
+        return builder.bitcast(reach, ir.IntType(RUN))
+
+    return types.int64(words, at, words.dtype, words.dtype), codegen
+
+
+@intrinsic
+def lowest_bit(typingctx, word):
+    """Number of the lowest bit of ``word`` that is set; ``word`` is not 0."""
+
+    def codegen(context, builder, signature, args):
+        return builder.cttz(args[0], ir.IntType(1)(1))
+
+    return types.int64(types.int64), codegen
+
+
+@njit(nogil=True, cache=True)
+def collect(bits, mask, n, bound, selection):
+    """Lists the elements that reach ``bound``; returns how many."""
+    index, word, count = selection.chosen, selection.word, 0
+    whole = n // RUN * RUN
+    for at in range(0, whole, RUN):
+        run: int = run_reaching(bits, at, mask, bound)  # type: ignore[call-arg]
+        while run:
+            i = at + lowest_bit(run)
+            index[count], word[count] = i, bits[i] & mask
+            count += 1
+            run &= run - 1
+    for i in range(whole, n):
+        if bits[i] & mask >= bound:
+            index[count], word[count] = i, bits[i] & mask
+            count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def cut(selection, count, k, low, top):
+    """Keeps the k largest of ``count`` candidates, all of which reach ``low``."""
+    index, word = selection.chosen, selection.word
+    integer = type(word[0])
+    rows = (count + LANES - 1) // LANES
+    word[count : rows * LANES] = 0
+    high = top + 1
+    while high - low > 1:
+        middle = low + (high - low >> 1)
+        bound, reach = integer(middle), np.int32(0)
+        for row in range(rows):
+            for lane in range(LANES):
+                reach += np.int32(word[row * LANES + lane] >= bound)
+        if reach < k:
+            high = middle
+        else:
+            low = middle
+            if reach == k:
+                break
+    room = k  # left for elements at the bound itself
+    for i in range(count):
+        room -= word[i] > low
+    chosen = 0
+    for i in range(count):
+        level = word[i] == low
+        index[chosen], word[chosen] = index[i], word[i]  # stays if it is counted: cheaper than a branch
+        chosen += (word[i] > low) | (level & (room > 0))
+        room -= level
+    return chosen

@@ -1,0 +1,104 @@
+"""Compiled form of ``kernels.reference.topk``."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from lightning_compress.kernels.cpu.cast import (
+    BF16_MAX,
+    FP16_MAX,
+    bf16_code,
+    bf16_value,
+    copy_bytes,
+    fp16_code,
+    fp16_value,
+)
+from lightning_compress.kernels.cpu.job import finish, get_float32, load, put_float32, store, to_float32, wants
+from lightning_compress.kernels.cpu.selection import kept, largest, selection_scratch
+from lightning_compress.kernels.table import LENGTH, PAYLOAD
+
+FP32, BF16, FP16 = 0, 1, 2
+
+
+@njit(nogil=True, cache=True)
+def encode(job, ratio, value_format):
+    table, payload, p, bits = job.table, job.payload, job.p, job.bits
+    selection = selection_scratch(bits)
+    index = selection.chosen
+    last = bits.shape[0] - 1
+    for b in range(table.shape[0]):
+        peak = load(job, b)
+        if peak < 0:
+            continue
+        n, at = table[b, LENGTH], table[b, PAYLOAD]
+        k = kept(n, ratio)
+        p[last] = peak
+        count = largest(job, n, k, 1, bits[last], selection)
+        width = index_nbytes(n)
+        if width == 2:
+            for slot in range(count):
+                payload[at + 2 * slot] = index[slot] & 255
+                payload[at + 2 * slot + 1] = index[slot] >> 8
+        else:
+            copy_bytes(index.view(np.uint8), 0, payload, at, 4 * count)
+        put_values(p, index, count, value_format, payload, at + k * width)
+        store(job, b)
+
+
+@njit(nogil=True, cache=True)
+def put_values(p, index, count, value_format, payload, at):
+    """Writes the chosen values; leaves p - decoded in ``p``."""
+    if value_format == FP32:
+        for slot in range(count):
+            value = to_float32(p[index[slot]])
+            put_float32(payload, at + 4 * slot, value)
+            p[index[slot]] -= value
+        return
+    limit = p.dtype.type(BF16_MAX if value_format == BF16 else FP16_MAX)
+    for slot in range(count):
+        i = index[slot]
+        value = min(max(p[i], -limit), limit)
+        code = bf16_code(value) if value_format == BF16 else fp16_code(value)
+        payload[at + 2 * slot] = code & 255
+        payload[at + 2 * slot + 1] = code >> 8
+        p[i] -= bf16_value(code) if value_format == BF16 else fp16_value(code)
+
+
+@njit(nogil=True, cache=True)
+def decode(job, ratio, value_format):
+    table, payload, total = job.table, job.payload, job.total
+    for b in range(table.shape[0]):
+        if not wants(job, b):
+            continue
+        n = table[b, LENGTH]
+        k = kept(n, ratio)
+        width = index_nbytes(n)
+        for rank in range(job.ranks):
+            at = rank * job.stride + table[b, PAYLOAD]
+            before = -1
+            for slot in range(k):
+                i = get_index(payload, at + width * slot, width)
+                if before < i < n:
+                    total[i] += get_value(payload, at + width * k, slot, value_format)
+                before = max(before, i)
+        finish(job, b)
+
+
+@njit(nogil=True, cache=True)
+def index_nbytes(n):
+    return 2 if n <= 65536 else 4
+
+
+@njit(nogil=True, cache=True)
+def get_index(payload, at, width):
+    index = np.int64(payload[at]) | np.int64(payload[at + 1]) << 8
+    return index if width == 2 else index | np.int64(payload[at + 2]) << 16 | np.int64(payload[at + 3]) << 24
+
+
+@njit(nogil=True, cache=True)
+def get_value(payload, at, slot, value_format):
+    if value_format == FP32:
+        return get_float32(payload, at + 4 * slot)
+    code = np.uint16(payload[at + 2 * slot] | np.uint16(payload[at + 2 * slot + 1]) << 8)
+    return bf16_value(code) if value_format == BF16 else fp16_value(code)
