@@ -65,7 +65,6 @@ class Compressor(ABC):
         unbiased: E[decode(encode(x))] = x; such a compressor needs no error feedback.
         linear: The payload is an array of ``value_dtype`` that all-reduce may add up.
         per_rank: Its random numbers must differ between ranks (dithering) or must not (shared-seed random-k).
-        sparse: It sends fewer than two bits per element: small tensors beside it travel in 8 bits, not in bf16.
         selects: It sends some elements and drops others: with ``block_size=None`` in an all-gather, a whole tensor is
             one block.
         keeps_zero: A zero element decodes to zero. Otherwise it carries one bit per row (see ``OneBit``).
@@ -78,7 +77,6 @@ class Compressor(ABC):
     unbiased: bool = False
     linear: ClassVar[bool] = False
     per_rank: ClassVar[bool] = True
-    sparse: bool = False
     selects: ClassVar[bool] = False
     keeps_zero: ClassVar[bool] = True
     value_dtype: torch.dtype = torch.uint8

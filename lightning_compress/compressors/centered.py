@@ -42,12 +42,6 @@ class CenteredTopK(Compressor):
         self.ratio = check_ratio(ratio)
         self.block_size = check_block_size(block_size)
 
-    @property
-    @override
-    def sparse(self) -> bool:  # type: ignore[override]
-        numel = self.block_size or 65536
-        return self.payload_nbytes(numel) * 8 < 2 * numel
-
     @override
     def payload_nbytes(self, numel: int, row: int | None = None) -> int:
         k = kept(numel, self.ratio)

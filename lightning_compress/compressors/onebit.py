@@ -34,7 +34,6 @@ class OneBit(Compressor):
     """
 
     name = "onebit"
-    sparse = True
     keeps_zero = False
 
     def __init__(self, block_size: int | None = 1024) -> None:

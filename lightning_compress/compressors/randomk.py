@@ -49,11 +49,6 @@ class RandomK(Compressor):
         self.block_size = check_block_size(block_size)
         self.unbiased = unbiased
 
-    @property
-    @override
-    def sparse(self) -> bool:  # type: ignore[override]
-        return self.ratio * 32 < 2
-
     @override
     def payload_nbytes(self, numel: int, row: int | None = None) -> int:
         return 4 * kept(numel, self.ratio)

@@ -29,7 +29,6 @@ class Ternary(Compressor):
     """
 
     name = "ternary"
-    sparse = True
 
     def __init__(self, block_size: int | None = 1024) -> None:
         self.block_size = check_block_size(block_size)

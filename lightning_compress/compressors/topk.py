@@ -49,11 +49,6 @@ class TopK(Compressor):
         self.block_size = check_block_size(block_size)
         self.dtype = value_dtype
 
-    @property
-    @override
-    def sparse(self) -> bool:  # type: ignore[override]
-        return self.ratio * (2 + _FORMATS[self.dtype][0].itemsize) * 8 < 2
-
     @override
     def payload_nbytes(self, numel: int, row: int | None = None) -> int:
         return kept(numel, self.ratio) * (reference.index_nbytes(numel) + _FORMATS[self.dtype][0].itemsize)

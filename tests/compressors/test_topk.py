@@ -99,12 +99,6 @@ def test_indices_count_only_if_they_ascend_inside_the_block(use_reference):
     assert {i: out[i].item() for i in out.nonzero().flatten().tolist()} == {3: 1.0, 9: 4.0}
 
 
-def test_sparse_means_less_than_two_bits_per_element():
-    assert TopK(0.06).sparse
-    assert not TopK(0.07).sparse
-    assert not TopK(0.06, value_dtype="fp32").sparse
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
