@@ -104,12 +104,10 @@ def load(job, b):
 
 @njit(nogil=True, cache=True)
 def magnitude(p, bits, mask, n):
-    """max |p|. As integers, magnitudes are ordered like the numbers with inf and NaN on top, and the loop is vector code."""
+    """Largest |p|. As integers, magnitudes are ordered like the numbers, inf and NaN on top, and the loop is vector code."""
     top = bits[0] & mask
     for i in range(1, n):
-        word = bits[i] & mask
-        if word > top:
-            top = word
+        top = max(top, bits[i] & mask)
     last = bits.shape[0] - 1
     bits[last] = top
     return p[last]

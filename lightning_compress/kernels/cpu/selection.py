@@ -57,11 +57,10 @@ def selection_scratch(bits):
 
 @njit(nogil=True, cache=True)
 def largest(job, n, k, low, top, selection):
-    """Chooses the k largest of the n magnitudes in ``bits``, ties by lower index.
+    """Chooses the k largest of the n magnitudes in ``job.bits``, ties by lower index.
 
     Args:
-        bits: As in the encode job.
-        mask: As in the encode job.
+        job: The encode job.
         n: Elements of the block.
         k: Elements to choose; fewer are chosen if fewer reach ``low``.
         low: Smallest magnitude, as an integer, that may be chosen; 1 or more, so zeros never are.

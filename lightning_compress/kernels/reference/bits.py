@@ -52,10 +52,23 @@ def to_bytes(values: Tensor) -> Tensor:
 
 def from_bytes(payload: Tensor, dtype: torch.dtype) -> Tensor:
     """The inverse of :func:`to_bytes`."""
-    return payload.clone(memory_format=torch.contiguous_format).view(dtype)  # a fresh copy: storage offsets must be aligned
+    aligned = payload.clone(memory_format=torch.contiguous_format)
+    return aligned.view(dtype)
 
 
 def to_float32(values: Tensor) -> Tensor:
     """Rounds to float32; finite float64 values beyond its range saturate."""
     limit = torch.finfo(torch.float32).max
     return values.clamp(-limit, limit).to(torch.float32) if values.dtype == torch.float64 else values.to(torch.float32)
+
+
+def divide(dividend: Tensor | float, divisor: Tensor | float) -> Tensor:
+    """The correctly rounded quotient of a tensor and a number, in either order.
+
+    Left alone, torch multiplies by a reciprocal (of the tensor everywhere, of the number on CUDA), which rounds twice: devices
+    and kernels would disagree in the last bit.
+    """
+    if isinstance(dividend, Tensor):
+        return dividend / torch.full_like(dividend, divisor)
+    assert isinstance(divisor, Tensor)
+    return torch.full_like(divisor, dividend) / divisor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_compress.kernels.reference.bits import TINY, from_bytes, to_bytes, to_float32
+from lightning_compress.kernels.reference.bits import TINY, divide, from_bytes, to_bytes, to_float32
 
 FP8_MAX = 448.0
 """Largest finite value of float8_e4m3fn."""
@@ -31,8 +31,8 @@ def encode_fp8(p: Tensor, peak: Tensor) -> Tensor:
     """Block-scaled float8_e4m3fn: [scale: float32][n bytes]; ``peak`` [m] maps to 448, the format's largest value."""
     peak = to_float32(peak)
     sent = peak >= TINY
-    scale = torch.where(sent, peak / FP8_MAX, 0.0)
-    inverse = torch.where(sent, FP8_MAX / peak.clamp_min(TINY), 0.0)
+    scale = torch.where(sent, divide(peak, FP8_MAX), 0.0)
+    inverse = torch.where(sent, divide(FP8_MAX, peak.clamp_min(TINY)), 0.0)
     codes = to_bytes(saturating_cast(p * inverse.to(p.dtype).unsqueeze(1), torch.float8_e4m3fn))
     codes = torch.where(sent.unsqueeze(1), codes, 0)  # a negative number times 0 would be sent as -0
     return torch.cat([to_bytes(scale.unsqueeze(1)), codes], dim=1)

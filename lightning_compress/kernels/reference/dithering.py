@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_compress.kernels.reference.bits import TINY, from_bytes, pack, to_bytes, to_float32, unpack
+from lightning_compress.kernels.reference.bits import TINY, divide, from_bytes, pack, to_bytes, to_float32, unpack
 from lightning_compress.kernels.reference.quantize import PEAK_MAX
 
 Norm = Literal["max", "l2"]
@@ -29,7 +29,7 @@ def encode(p: Tensor, bits: int, norm: Tensor, uniform: Tensor) -> Tensor:
     levels = 2 ** (bits - 1) - 1
     norm = norm.clamp_max(PEAK_MAX)
     sent = norm >= TINY
-    step = torch.where(sent, norm / levels, 0.0)
+    step = torch.where(sent, divide(norm, levels), 0.0)
     # two roundings, spelled out: torch takes a number divided by a tensor for the same
     inverse = torch.where(sent, norm.clamp_min(TINY).reciprocal() * levels, 0.0)
     scaled = (p.abs() * inverse.to(p.dtype).unsqueeze(1)).clamp_max(levels)

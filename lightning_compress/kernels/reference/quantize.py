@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_compress.kernels.reference.bits import TINY, from_bytes, pack, to_bytes, to_float32, unpack
+from lightning_compress.kernels.reference.bits import TINY, divide, from_bytes, pack, to_bytes, to_float32, unpack
 
 PEAK_MAX = 2.0**128 - 2.0**105
 """The largest float32 but one: a step that is rounded up must not carry L steps to inf."""
@@ -19,8 +19,8 @@ def encode(p: Tensor, bits: int, peak: Tensor) -> Tensor:
     levels = 2 ** (bits - 1) - 1
     peak = to_float32(peak).clamp_max(PEAK_MAX)
     sent = peak >= TINY
-    step = torch.where(sent, peak / levels, 0.0)
-    inverse = torch.where(sent, levels / peak.clamp_min(TINY), 0.0)
+    step = torch.where(sent, divide(peak, levels), 0.0)
+    inverse = torch.where(sent, divide(levels, peak.clamp_min(TINY)), 0.0)
     codes = torch.round(p * inverse.to(p.dtype).unsqueeze(1)).clamp_(-levels, levels)
     return torch.cat([to_bytes(step.unsqueeze(1)), pack(codes.to(torch.int64) & (2**bits - 1), bits)], dim=1)
 
