@@ -165,16 +165,22 @@ class CompressionGlue(DDPStrategy):
         steps = self._steps_per_epoch() if self.exchange.settings.schedule is not None else None
         self.exchange.attach(self.model, grad_scaler=scaler, timeout=self._timeout, steps_per_epoch=steps)
 
-    def _steps_per_epoch(self) -> int:
-        """Optimizer steps of an epoch; a schedule that outlasts the run is said."""
-        assert self.lightning_module is not None
-        trainer = self.lightning_module.trainer
-        total = trainer.estimated_stepping_batches  # loads the data
-        steps = max(1, math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches))
+    def _steps_per_epoch(self) -> int | None:
+        """Optimizer steps of an epoch, None if nobody knows; a schedule that outlasts the run is said."""
         schedule = self.exchange.settings.schedule
         assert schedule is not None
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        if trainer.train_dataloader is None:
+            trainer.fit_loop.setup_data()  # only then is the length of an epoch known
+        batches, total = trainer.num_training_batches, trainer.estimated_stepping_batches
+        if math.isinf(batches) and schedule.steps is None:
+            raise ValueError(
+                "DensityWarmup counts epochs and the length of this train_dataloader is unknown: give DensityWarmup(steps=...)."
+            )
+        steps = None if math.isinf(batches) else max(1, math.ceil(batches / trainer.accumulate_grad_batches))
         warmup = self.exchange.settings.start_step + len(schedule.densities) * schedule.stage_steps(steps)
-        if warmup > total and self.is_global_zero:
+        if 0 < total < warmup and self.is_global_zero:  # Lightning says -1 where it does not know
             warnings.warn(
                 f"The density warm-up takes {warmup} optimizer steps and the run has {total:.0f}: it will not end.",
                 stacklevel=2,

@@ -20,8 +20,8 @@ class LocalClip:
     Attributes:
         memory: Where the threshold stands.
         world_size: Number of ranks.
-        previous: Norm of the last step's gradient, unscaled; None before the first.
-        squares: Sum of squares over this step's buckets so far, in scaled units.
+        previous: Norm of the last step's gradient, unscaled, float64; None before the first.
+        squares: Sum of squares over this step's buckets so far, in scaled units, float64.
         factor: What gradients are multiplied by.
     """
 
@@ -45,7 +45,9 @@ class LocalClip:
 
     def add(self, buffer: Tensor) -> None:
         """Notes a bucket's local gradients."""
-        square = buffer.to(torch.float64 if buffer.dtype == torch.float64 else torch.float32).square().sum()
+        wide = buffer if buffer.dtype == torch.float64 else buffer.float()
+        # in float64 the order of the sum, and so DDP's choice of buckets, does not show in the float32 factor
+        square = wide.square().sum(dtype=torch.float64)
         self.squares = square if self.squares is None else self.squares + square
 
     def end_step(self, scale: float | Tensor) -> None:

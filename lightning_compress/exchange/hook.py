@@ -79,8 +79,14 @@ class GradientExchange:
         Raises:
             ValueError: ``ddp`` cannot be served; the message says why and what to do.
         """
-        self.close()
         refuse_python_reducer(ddp)
+        hooks = [hook for hook, _ in ddp._comm_hooks]
+        if hooks not in ([], [self._hook]):
+            raise ValueError(
+                f"DDP takes only one communication hook and this model has {hooks[0].__qualname__} already: wrap it again, "
+                "without another hook and without mixed_precision, and attach the exchange to that."
+            )
+        self.close()
         memories = None
         if self._runtime is not None and self._runtime.module is ddp.module:
             self._runtime.settle()  # with the scaler of that time
@@ -88,7 +94,8 @@ class GradientExchange:
         elif self._runtime is not None and self._restored is None:
             self._step = 0  # another model
         self._runtime = Runtime(self.settings, self._stats, ddp, grad_scaler, timeout, steps_per_epoch, memories)
-        ddp.register_comm_hook(None, self._hook)
+        if not hooks:
+            ddp.register_comm_hook(None, self._hook)
         if self._restored is not None:
             self._runtime.exchange.restore(self._restored)
             self._restored = None

@@ -47,10 +47,15 @@ class Exchange:
 
 
 class Pipeline(ABC):
-    """Carries exchanges; ``submit`` returns at once, ``close`` ends it."""
+    """Carries exchanges; ``submit`` returns at once, ``close`` ends it.
+
+    After an error nothing more is issued, and all further exchanges fail with that error: a later bucket's collective would
+    meet the failed bucket's on the other ranks.
+    """
 
     def __init__(self, groups: list[dist.ProcessGroup]) -> None:
         self._groups = groups
+        self._failure: RuntimeError | None = None
         self._rank, self._world_size = dist.get_rank(groups[0]), dist.get_world_size(groups[0])
 
     @abstractmethod
@@ -68,6 +73,13 @@ class Pipeline(ABC):
     def _issue(self, collective: Collective, stage: int, stats: ExchangeStats) -> dist.Work:
         stats.count_wire(collective, self._rank, self._world_size)
         return collective.start(self._groups[stage])
+
+    def _fail(self, exchange: Exchange, error: BaseException) -> None:
+        """Notes the first error. DDP shows only the text of an exception: it must say where it happened."""
+        if self._failure is None:
+            where = f"lightning-compress: the exchange of {exchange.label} failed"
+            self._failure = RuntimeError(f"{where}: {type(error).__name__}: {error}")
+            self._failure.__cause__ = error
 
 
 class ThreadPipeline(Pipeline):
@@ -103,9 +115,13 @@ class ThreadPipeline(Pipeline):
     def _serve(self, stage: int) -> None:
         while (exchange := self._queues[stage].get()) is not None:
             try:
-                self._advance(exchange, stage)
-            except BaseException as error:  # a future that is never completed would hang backward for ever
-                _fail(exchange, error)
+                if self._failure is None:
+                    self._advance(exchange, stage)
+                    continue
+            except BaseException as error:
+                self._fail(exchange, error)
+            # a future that is never completed would hang backward for ever
+            exchange.future.set_exception(self._failure)  # type: ignore[arg-type]  # torch annotates it with the result's type
 
     def _advance(self, exchange: Exchange, stage: int) -> None:
         if exchange.work is not None:
@@ -142,6 +158,9 @@ class StreamPipeline(Pipeline):
     @override
     @torch.no_grad()
     def submit(self, exchange: Exchange) -> None:
+        if self._failure is not None:
+            exchange.future.set_exception(self._failure)  # type: ignore[arg-type]
+            return
         stream = self._streams[self._next]
         self._next = (self._next + 1) % len(self._streams)
         stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -154,19 +173,12 @@ class StreamPipeline(Pipeline):
                         work.wait()  # the stream waits, the host does not
                 exchange.future.set_result(exchange.buffer)
             except BaseException as error:
-                _fail(exchange, error)
+                self._fail(exchange, error)
+                exchange.future.set_exception(self._failure)  # type: ignore[arg-type]
 
     @override
     def close(self) -> None:
         pass  # nothing runs here but streams
-
-
-def _fail(exchange: Exchange, error: BaseException) -> None:
-    """DDP shows only the text of an exception: it must say where it happened."""
-    message = f"lightning-compress: the exchange of {exchange.label} failed: {type(error).__name__}: {error}"
-    described = RuntimeError(message)
-    described.__cause__ = error
-    exchange.future.set_exception(described)  # type: ignore[arg-type]  # torch annotates it with the result's type
 
 
 def make_pipeline(device: torch.device, collectives: int, new_group: Any) -> Pipeline:

@@ -113,7 +113,9 @@ class RankExchange:
             own = (
                 norms[state["ranks"].index(self.rank)] if len(norms) == len(state["ranks"]) else sum(norms) / len(norms)
             )
-            self.clip.previous = torch.tensor(own, device=next(iter(self.parameters.values())).device)
+            self.clip.previous = torch.tensor(
+                own, dtype=torch.float64, device=next(iter(self.parameters.values())).device
+            )
 
     def _plan_at(self, density: float | None) -> BlockPlan:
         if density not in self._plans:
