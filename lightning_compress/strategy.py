@@ -191,6 +191,7 @@ class CompressionGlue(DDPStrategy):
         memory = self.exchange.settings.memory
         if not isinstance(memory, MomentumCorrection):
             return
+        self.barrier()  # a rank that leaves with an error must not break the connections that others still make
         for optimizer in self.optimizers:
             require_compatible(getattr(optimizer, "optimizer", optimizer), memory)
         if trainer.gradient_clip_val is not None:
@@ -219,6 +220,7 @@ def _check_ddp_arguments(arguments: dict[str, Any]) -> None:
     # a configuration file spells out all of DDP's defaults, also those that Lightning sets itself
     unknown = sorted(name for name, value in arguments.items() if name not in known and value is not None)
     if unknown:
+        known |= set(inspect.signature(CompressionGlue.__init__).parameters) - {"self", "kwargs"}
         raise ValueError(
             f"CompressedStrategy does not know the argument {unknown[0]!r}; it takes its own and DDP's: {sorted(known)}"
         )

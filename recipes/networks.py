@@ -5,20 +5,20 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models import resnet50, vgg16
+from torchvision.models import resnet50, vgg16, vgg16_bn
 from torchvision.models.vgg import cfgs as vgg_layers
 from torchvision.models.vgg import make_layers as make_vgg_layers
 
-Architecture = Literal["resnet8", "resnet50", "vgg16", "vgg16_small"]
+Architecture = Literal["resnet8", "resnet50", "vgg16", "vgg16_bn", "vgg16_small"]
 
 
 def build_network(architecture: Architecture, num_classes: int) -> nn.Module:
     """Build a randomly initialised classifier of 3-channel images.
 
     Args:
-        architecture: ``"resnet50"`` and ``"vgg16"`` are torchvision's. ``"vgg16_small"`` has VGG-16's convolutions with
-            batch norm and a head of 0.3 M parameters in place of 120 M, for images of 32 x 32 pixels.
-            ``"resnet8"`` is a toy of 78 thousand parameters for tests.
+        architecture: ``"resnet50"``, ``"vgg16"`` and ``"vgg16_bn"`` are torchvision's; the latter has batch norm and
+            stands higher learning rates. ``"vgg16_small"`` has its convolutions and a head of 0.3 M parameters in place
+            of 120 M, for images of 32 x 32 pixels. ``"resnet8"`` is a toy of 78 thousand parameters for tests.
         num_classes: Length of the output.
 
     Returns:
@@ -33,6 +33,8 @@ def build_network(architecture: Architecture, num_classes: int) -> nn.Module:
         network: nn.Module = resnet50(num_classes=num_classes, zero_init_residual=True)
     elif architecture == "vgg16":
         network = vgg16(num_classes=num_classes)
+    elif architecture == "vgg16_bn":
+        network = vgg16_bn(num_classes=num_classes)
     elif architecture == "vgg16_small":
         network = _vgg16_small(num_classes)
     elif architecture == "resnet8":

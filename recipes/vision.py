@@ -1,19 +1,22 @@
 """Training an image classifier: the model side of the vision recipes."""
 
 import math
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pytorch_lightning import LightningModule
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
+from lightning_compress.optim import DGCSGD
+
 from .networks import Architecture, build_network
 
+OptimizerName = Literal["sgd", "dgc_sgd"]
 Batch = tuple[Tensor, Tensor]
 
 
@@ -30,6 +33,7 @@ class ImageClassifier(LightningModule):
         weight_decay: float = 1e-4,
         warmup: float = 0.05,
         label_smoothing: float = 0.0,
+        optimizer: OptimizerName = "sgd",
     ) -> None:
         """Build the network with random weights.
 
@@ -37,23 +41,27 @@ class ImageClassifier(LightningModule):
             architecture: Which network; see ``recipes/networks.py``.
             num_classes: Number of labels. It must cover those of the data.
             lr: Highest learning rate, reached at the end of the warm-up. Scale it with the total batch size.
-            momentum: Momentum of SGD. Set 0 where the gradient exchange applies a momentum of its own.
+            momentum: Momentum of SGD.
             nesterov: Use Nesterov's form of the momentum.
             weight_decay: L2 penalty on the weights of convolutions and linear layers. Norms and biases have none.
             warmup: Share of all optimizer steps in which the learning rate rises from zero, in [0, 1).
             label_smoothing: Share of the target spread evenly over all classes, in training only.
+            optimizer: ``"sgd"`` is torch's; ``"dgc_sgd"`` is ``lightning_compress.optim.DGCSGD``, which Deep Gradient
+                Compression needs, since its exchange has applied the momentum already.
 
         Raises:
-            ValueError: If ``warmup`` is out of range.
+            ValueError: If ``warmup`` is out of range or the optimizer is unknown.
         """
         super().__init__()
         if not 0 <= warmup < 1:
             raise ValueError(f"warmup={warmup} must be a share of all steps, in [0, 1)")
+        if optimizer not in get_args(OptimizerName):
+            raise ValueError(f"optimizer={optimizer!r} is unknown; choose one of {', '.join(get_args(OptimizerName))}")
         self.save_hyperparameters()
         self.network = build_network(architecture, num_classes)
         self.num_classes = num_classes
         self.lr, self.momentum, self.nesterov, self.weight_decay = lr, momentum, nesterov, weight_decay
-        self.warmup = warmup
+        self.warmup, self.optimizer_name = warmup, optimizer
         self.label_smoothing = label_smoothing
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.test_accuracy = MulticlassAccuracy(num_classes, average="micro")
@@ -105,7 +113,8 @@ class ImageClassifier(LightningModule):
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Return SGD over two parameter groups and its schedule by steps."""
-        optimizer = SGD(self._parameter_groups(), lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
+        kind: type[Optimizer] = DGCSGD if self.optimizer_name == "dgc_sgd" else SGD
+        optimizer = kind(self._parameter_groups(), lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)  # type: ignore[call-arg]
         total = self.trainer.estimated_stepping_batches
         if math.isinf(total):
             raise ValueError("the cosine schedule needs an end: set max_epochs or max_steps of the Trainer")

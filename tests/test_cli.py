@@ -226,7 +226,9 @@ class TestRuns:
 
 
 def contains(whole: Any, part: Any) -> bool:
-    """Whether all that ``part`` sets is so in ``whole``; class paths may be short on one side."""
+    """Whether all that ``part`` sets is so in ``whole``; class paths may be short, and dataclasses are their fields."""
+    if isinstance(part, dict) and "class_path" in part and isinstance(whole, dict) and "class_path" not in whole:
+        return contains(whole, part.get("init_args", {}))
     if isinstance(part, dict):
         return isinstance(whole, dict) and all(key in whole and contains(whole[key], part[key]) for key in part)
     if isinstance(part, list):

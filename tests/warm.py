@@ -1,10 +1,10 @@
-"""Preloaded by the fork server of ``tests.ranks``: ranks start with the CPU kernels that most tests use already compiled."""
+"""Preloaded by the fork server of ``tests.ranks``: ranks start with all CPU kernels loaded, instead of loading them again."""
 
 from __future__ import annotations
 
 import torch
 
-from lightning_compress import Cast, NoCompression, Quantize
+from lightning_compress.compressors import Cast, compressor_names, get_compressor
 from lightning_compress.exchange.codec import compile_kernels
 
-compile_kernels([Quantize(), Cast("bf16"), NoCompression()], [torch.float32, torch.float64])
+compile_kernels([Cast("fp32"), *map(get_compressor, compressor_names())], [torch.float32, torch.float64])

@@ -67,7 +67,7 @@ def dense_rule(dense: str | int | DenseRule) -> DenseRule:
     """Reads a ``dense`` argument: a code, a rule, or a size in bytes below which float32 tensors are dense."""
     if isinstance(dense, DenseRule):
         return dense
-    if isinstance(dense, int) and not isinstance(dense, bool):
+    if isinstance(dense, int) and not isinstance(dense, bool) and dense >= 0:
         return DenseRule(max_numel=max(0, dense - 1) // 4)
     if isinstance(dense, str):
         return DenseRule(dense)

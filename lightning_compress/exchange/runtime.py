@@ -57,6 +57,9 @@ class Runtime:
         self.exchange = RankExchange(
             settings, ddp.module, rank, world_size, stats, _scales(grad_scaler), steps_per_epoch, memories
         )
+        topology = self.exchange.settings.topology
+        if settings.by_bytes and topology is not None and rank == 0:
+            log.info("lightning-compress: exchange='auto' sends least as %s on %d ranks", topology.name, world_size)
         self.exchange.memories.watch(self._scale())
         self._names = {id(p): name for name, p in self.exchange.parameters.items()}
         self._participation = Participation(self.exchange.parameters.items())

@@ -74,6 +74,11 @@ class ExchangeSettings:
         if topology is None and isinstance(remembered, MomentumCorrection):
             raise ValueError("MomentumCorrection needs a compressor: without one use torch.optim.SGD(momentum=...).")
         rule = dense_rule(dense)
+        if topology is None and rule.code != "auto":
+            raise ValueError(
+                f"dense={rule.code!r} needs a code beside it: compressor='none' is DDP's own all-reduce of everything; "
+                "use dense='auto', another compressor, or exchange='two_way'."
+            )
         mild = code if topology is None else rule.compressor(code, remembered is not None)
         if topology is ReduceAll and mild.value_dtype != code.value_dtype:
             mild = _same_type(code, rule)

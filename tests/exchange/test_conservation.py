@@ -17,11 +17,13 @@ def biased_compressors():
 
 
 def conservation_errors(dtype, steps):
-    """{case: error}; ten steps cross DDP's bucket rebuild, from one bucket to several."""
+    """{case: error}; six steps cross DDP's bucket rebuild, from one bucket to several."""
     errors = {}
     for compressor in biased_compressors():
         for exchange_name in ("two_way", "all_gather"):
-            ddp, exchange = wrap(make_net(dtype), compressor=compressor, memory="error_feedback", exchange=exchange_name)
+            ddp, exchange = wrap(
+                make_net(dtype), compressor=compressor, memory="error_feedback", exchange=exchange_name
+            )
             optimizer = torch.optim.SGD(ddp.parameters(), lr=0.02)
             ledger = Ledger(ddp, exchange)
             for step in range(steps):
@@ -40,7 +42,7 @@ def conservation_errors(dtype, steps):
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-13)], ids=str)
 def test_what_is_not_applied_is_remembered(ranks, dtype, tolerance):
-    first, *others = run_ranks(conservation_errors, ranks, dtype, 10)
+    first, *others = run_ranks(conservation_errors, ranks, dtype, 6)
     assert all(other == first for other in others)
     assert {case: error for case, error in first.items() if error > tolerance} == {}
     assert all("5 bucket layouts" in case for case in first)  # one in the first step, four from then on

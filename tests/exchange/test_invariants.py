@@ -43,7 +43,11 @@ def gradients_of_a_known_mean():
             unused = 0.0 * ddp(batch(0)).sum()
             loss = sum(((p - p.detach()) * sign).sum() for p, sign in zip(ddp.parameters(), signs, strict=True))
             ((dist.get_rank() + 1) * loss + unused).backward()
-            found = [(p.grad / (mean * sign) - 1).abs().max() for p, sign in zip(ddp.parameters(), signs, strict=True) if p.numel()]
+            found = [
+                (p.grad / (mean * sign) - 1).abs().max()
+                for p, sign in zip(ddp.parameters(), signs, strict=True)
+                if p.numel()
+            ]
             errors[name] = max(errors.get(name, 0.0), float(max(found)))
         exchange.close()
     return errors

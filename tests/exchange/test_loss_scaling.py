@@ -173,7 +173,9 @@ def overflow_of_one_optimizer(settings, scaled, fused):
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 def test_a_step_that_one_of_two_optimizers_skips_is_forgotten_for_its_parameters_only(fused):
-    scaled, plain = (run_ranks(overflow_of_one_optimizer, 2, WAYS["two_way"], scaled, fused) for scaled in (True, False))
+    scaled, plain = (
+        run_ranks(overflow_of_one_optimizer, 2, WAYS["two_way"], scaled, fused) for scaled in (True, False)
+    )
     assert scaled == plain
 
 

@@ -91,7 +91,11 @@ def skip_a_branch(settings):
     gradients = [p.grad is None for p in ddp.module.right.parameters()]
     same_weights = content(ddp.module.right.parameters()) == weights
     after = residuals(exchange)
-    return gradients, same_weights, {name: (bool(before[name].any()), torch.equal(before[name], after[name])) for name in before}
+    return (
+        gradients,
+        same_weights,
+        {name: (bool(before[name].any()), torch.equal(before[name], after[name])) for name in before},
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -136,7 +140,7 @@ def test_a_parameter_reached_on_one_rank_only_loses_nothing(way, ranks):
 
 
 def mean_of_one_rank(settings):
-    ddp, exchange = wrap_branches(settings)
+    ddp, _exchange = wrap_branches(settings)
     branches = ["left", "right"] if dist.get_rank() == 0 else ["left"]
     x = torch.ones(8, 20)
     expected = torch.autograd.grad(ddp.module(x, ["right"]), ddp.module.right.weight)[0] / dist.get_world_size()
@@ -146,7 +150,9 @@ def mean_of_one_rank(settings):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_absent_ranks_count_in_the_mean(way):
-    assert max(run_ranks(mean_of_one_rank, 3, WAYS[way])) < 0.3  # 4 bits are rough; a wrong divisor would be off by half and more
+    assert (
+        max(run_ranks(mean_of_one_rank, 3, WAYS[way])) < 0.3
+    )  # 4 bits are rough; a wrong divisor would be off by half and more
 
 
 def stale_gradients(settings):
@@ -169,7 +175,7 @@ def test_an_old_gradient_is_not_sent_again(way):
 
 
 def zero_gradient(settings):
-    ddp, exchange = wrap_branches(settings)
+    ddp, _exchange = wrap_branches(settings)
     for step in range(2):
         ddp.zero_grad()
         ddp(batch(step), ["left", "right"]).backward()

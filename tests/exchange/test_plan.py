@@ -20,7 +20,7 @@ CODED, DENSE = Quantize(4, block_size=64), Cast("bf16", block_size=32)
 
 
 def offsets(sizes):
-    return dict(zip(sizes, itertools.accumulate(sizes.values(), initial=0)))
+    return dict(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
 
 
 def bucket_of(plan, names, rank=0):
@@ -30,16 +30,22 @@ def bucket_of(plan, names, rank=0):
 def blocks_of(bucket):
     """{(parameter, start): (length, row, key, owner, compressor)} of a bucket plan."""
     return {
-        (bucket.names[row[col.PARAMETER]], row[col.START]): (row[col.LENGTH], row[col.ROW], row[col.KEY], owner, part.compressor)
+        (bucket.names[row[col.PARAMETER]], row[col.START]): (
+            row[col.LENGTH],
+            row[col.ROW],
+            row[col.KEY],
+            owner,
+            part.compressor,
+        )
         for part in bucket.parts
-        for row, owner in zip(part.table.tolist(), part.owner.tolist())
+        for row, owner in zip(part.table.tolist(), part.owner.tolist(), strict=False)
     }
 
 
 def assert_tiles(start, length, total):
     """The runs [start, start + length) cover [0, total) once."""
     at = 0
-    for first, count in sorted(zip(start, length)):
+    for first, count in sorted(zip(start, length, strict=False)):
         assert first == at
         at += count
     assert at == total
@@ -63,7 +69,7 @@ def test_blocks_cover_every_element_once_and_never_cross_parameters(model, owner
     numel = {spec.name: spec.numel for spec in specs}
     for names in buckets:
         bucket = bucket_of(plan, names)
-        first = dict(zip(names, itertools.accumulate((numel[name] for name in names), initial=0)))
+        first = dict(zip(names, itertools.accumulate((numel[name] for name in names), initial=0), strict=False))
         rows = [row for part in bucket.parts for row in part.table.tolist()]
         assert_tiles([r[col.SOURCE] for r in rows], [r[col.LENGTH] for r in rows], sum(numel[name] for name in names))
         for row in rows:
@@ -209,12 +215,14 @@ def test_small_and_one_dimensional_tensors_are_dense():
 
 
 def test_specs_name_tied_weights_once_and_leave_out_frozen_and_sparse_ones():
-    module = nn.ModuleDict({
-        "embedding": nn.Embedding(50, 30),
-        "sparse": nn.Embedding(50, 30, sparse=True),
-        "head": nn.Linear(30, 50),
-        "complex": nn.Linear(40, 40, dtype=torch.complex64),
-    })
+    module = nn.ModuleDict(
+        {
+            "embedding": nn.Embedding(50, 30),
+            "sparse": nn.Embedding(50, 30, sparse=True),
+            "head": nn.Linear(30, 50),
+            "complex": nn.Linear(40, 40, dtype=torch.complex64),
+        }
+    )
     module["head"].weight = module["embedding"].weight
     module["head"].bias.requires_grad_(False)
     specs = {spec.name: spec.numel for spec in parameter_specs(module, DenseRule(), keeps_zero=True)}
@@ -222,11 +230,13 @@ def test_specs_name_tied_weights_once_and_leave_out_frozen_and_sparse_ones():
 
 
 def test_codes_without_a_zero_take_rows_that_are_runs_of_memory():
-    module = nn.ParameterDict({
-        "plain": nn.Parameter(torch.zeros(64, 48)),
-        "transposed": nn.Parameter(torch.zeros(48, 64).t()),
-        "channels_last": nn.Parameter(torch.zeros(64, 8, 3, 3).to(memory_format=torch.channels_last)),
-    })
+    module = nn.ParameterDict(
+        {
+            "plain": nn.Parameter(torch.zeros(64, 48)),
+            "transposed": nn.Parameter(torch.zeros(48, 64).t()),
+            "channels_last": nn.Parameter(torch.zeros(64, 8, 3, 3).to(memory_format=torch.channels_last)),
+        }
+    )
     for keeps_zero, dense in ((True, set()), (False, {"transposed"})):
         specs = parameter_specs(module, DenseRule(), keeps_zero)
         assert {spec.name for spec in specs if spec.dense} == dense

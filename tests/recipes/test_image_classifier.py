@@ -8,6 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch.nn import functional as F
 
+from lightning_compress.optim import DGCSGD
 from lightning_compress.recipes import ImageClassifier, ImageData
 from lightning_compress.recipes.networks import build_network
 from lightning_compress.recipes.vision import warmup_cosine
@@ -26,6 +27,7 @@ def quiet_trainer(folder: Path, **options: Any) -> pl.Trainer:
         ("resnet50", 10, 23_528_522),
         ("resnet50", 1000, 25_557_032),
         ("vgg16", 10, 134_301_514),
+        ("vgg16_bn", 1000, 138_365_992),
         ("vgg16_small", 10, 14_990_922),
     ],
 )
@@ -38,7 +40,7 @@ def test_parameter_counts(architecture: Any, num_classes: int, parameters: int) 
 
 
 def test_unknown_architecture_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="choose one of resnet8, resnet50, vgg16, vgg16_small"):
+    with pytest.raises(ValueError, match="choose one of resnet8, resnet50, vgg16, vgg16_bn, vgg16_small"):
         build_network("resnet51", 10)  # type: ignore[arg-type]
 
 
@@ -93,6 +95,16 @@ def test_endless_training_is_refused(tmp_path: Path) -> None:
 def test_warmup_out_of_range(warmup: float) -> None:
     with pytest.raises(ValueError, match=f"warmup={warmup} must be a share"):
         ImageClassifier("resnet8", warmup=warmup)
+
+
+def test_optimizer_is_chosen_by_name(tmp_path: Path) -> None:
+    model = ImageClassifier("resnet8", optimizer="dgc_sgd", momentum=0.8, nesterov=True)
+    quiet_trainer(tmp_path, max_steps=1).fit(model, ImageData())
+    optimizer = model.trainer.optimizers[0]
+    assert isinstance(optimizer, DGCSGD)
+    assert all((group["momentum"], group["nesterov"]) == (0.8, True) for group in optimizer.param_groups)
+    with pytest.raises(ValueError, match="optimizer='adam' is unknown; choose one of sgd, dgc_sgd"):
+        ImageClassifier("resnet8", optimizer="adam")  # type: ignore[arg-type]
 
 
 def test_head_narrower_than_the_labels_is_refused(tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ def divide(dividend: Tensor | float, divisor: Tensor | float) -> Tensor:
     Left alone, torch multiplies by a reciprocal (of the tensor everywhere, of the number on CUDA), which rounds twice: devices
     and kernels would disagree in the last bit.
     """
-    if isinstance(dividend, Tensor):
-        return dividend / torch.full_like(dividend, divisor)
-    assert isinstance(divisor, Tensor)
-    return torch.full_like(divisor, dividend) / divisor
+    if not isinstance(dividend, Tensor):
+        assert isinstance(divisor, Tensor)
+        return torch.full_like(divisor, dividend) / divisor
+    assert not isinstance(divisor, Tensor)
+    return dividend / torch.full_like(dividend, divisor)
