@@ -65,7 +65,7 @@ def _print_summary(steps: int, done: dict[str, Any], exchange: GradientExchange)
     rows = [
         ("compressor", repr(exchange.settings.compressor)),
         ("steps", f"{steps}"),
-        ("bytes sent dense (fp32 DDP would send)", f"{done['dense_bytes']:,}"),
+        ("bytes dense DDP would send", f"{done['dense_bytes']:,}"),
         ("bytes sent", f"{done['bytes_sent']:,}"),
         ("compression ratio", f"{ratio:.1f}x"),
         ("encode + decode per step", f"{1e3 * (done['encode_seconds'] + done['decode_seconds']) / steps:.1f} ms"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 
 from lightning_compress.monitor import MonitorGlue
 from lightning_compress.strategy import CompressionGlue
@@ -20,3 +20,6 @@ class CompressedStrategy(CompressionGlue, DDPStrategy):  # noqa: D101  # documen
 
 class CompressionMonitor(MonitorGlue, Callback):  # noqa: D101
     __doc__ = MonitorGlue.__doc__
+
+
+CompressedStrategy.register_strategies(StrategyRegistry)

@@ -14,6 +14,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 from typing_extensions import override
 
@@ -26,9 +27,9 @@ MODULES = {
 
 def register() -> None:
     """Registers with the trees that are imported, and arranges it for the others."""
-    for name in MODULES:
+    for name, ours in MODULES.items():
         if name in sys.modules:
-            _register_with(sys.modules[name])
+            importlib.import_module(ours)
     if not any(isinstance(finder, _LightningFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _LightningFinder())
 
@@ -37,11 +38,6 @@ def module_in_use() -> str:
     """Our module for the import name that the program uses; ``pytorch_lightning`` when both or none is imported."""
     names = list(MODULES)
     return MODULES[names[1] if names[1] in sys.modules and names[0] not in sys.modules else names[0]]
-
-
-def _register_with(strategies: ModuleType) -> None:
-    ours = importlib.import_module(MODULES[strategies.__name__])
-    ours.CompressedStrategy.register_strategies(strategies.StrategyRegistry)
 
 
 class _LightningFinder(MetaPathFinder):
@@ -77,4 +73,8 @@ class _RegisteringLoader(Loader):
     @override
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        _register_with(module)
+        # ours registers itself when it has been executed; it may be what is importing Lightning just now
+        importlib.import_module(MODULES[module.__name__])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # sources, resources

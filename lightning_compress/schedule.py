@@ -25,6 +25,8 @@ class DensityWarmup:
     steps: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.densities, Sequence):
+            raise ValueError(f"densities is a list of numbers, got {self.densities!r}")
         object.__setattr__(self, "densities", tuple(self.densities))
         if not self.densities or any(not 0.0 < density <= 1.0 for density in self.densities):
             raise ValueError(f"densities must be one or more numbers in (0, 1], got {self.densities!r}")
@@ -34,8 +36,8 @@ class DensityWarmup:
             raise ValueError("give epochs or steps, not both")
         if self.epochs is not None and self.epochs <= 0:
             raise ValueError(f"epochs per stage must be positive, got {self.epochs!r}")
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps per stage must be 1 or more, got {self.steps!r}")
+        if self.steps is not None and (not isinstance(self.steps, int) or self.steps < 1):
+            raise ValueError(f"steps per stage must be a whole number, 1 or more, got {self.steps!r}")
 
     def stage_steps(self, steps_per_epoch: int | None) -> int:
         """Optimizer steps of one stage.

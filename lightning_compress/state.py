@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_compress.memory.layout import bucket_strides
+
 if TYPE_CHECKING:
     from lightning_compress.exchange.memories import Memories
     from lightning_compress.exchange.plan import BlockPlan
@@ -31,6 +33,7 @@ EXACT_LIMIT = 4 * 2**30
 
 PER_RANK = ("worker", "velocity")
 """What every rank remembers for itself."""
+SIDES = (*PER_RANK, "owner")
 
 SaveMode = Literal["exact", "mean", "none"]
 Parameters = Mapping[str, torch.nn.Parameter]
@@ -116,12 +119,24 @@ def gather_state(local: dict[str, Any], mode: SaveMode) -> dict[str, Any] | None
 def restore(
     state: Mapping[str, Any], memories: Memories, plan: BlockPlan, parameters: Parameters, rank: int, world_size: int
 ) -> None:
-    """Fills one rank's memories from a state of all ranks, or from its own.
+    """Fills one rank's memories from a state of all ranks, or from its own; what they held is forgotten.
 
     Raises:
         ValueError: The state is of another version, or is one rank's and not this one's.
     """
+    memories.clear()
+    if not any(state[side] for side in SIDES):
+        return
     exact = _check(state, world_size, rank)
+    lost = [
+        side for side in SIDES if any(float(abs(r).max()) for r in _tensors(state[side])) and not memories.holds(side)
+    ]
+    if lost and rank == 0:
+        warnings.warn(
+            f"The state holds what {' and '.join(lost)} memories owed to the model, and these settings have no such memory: "
+            "it is dropped. Resume with the settings that the state was saved with to keep it.",
+            stacklevel=2,
+        )
     unknown = sorted({*state["worker"], *state["velocity"], *state["owner"]} - set(parameters))
     if unknown:
         warnings.warn(
@@ -137,6 +152,10 @@ def restore(
         if residual is not None and _fits(residual, parameter, name) and not plan.compressor(name).unbiased:
             owned = _to_memory(residual, parameter)[plan.owned_elements(name, rank)]
             memories.write("owner", name, parameter, owned)
+
+
+def _tensors(side: Mapping[str, Any]) -> list[Tensor]:
+    return [t for value in side.values() for t in (value if isinstance(value, list) else [value]) if t.numel()]
 
 
 def _check(state: Mapping[str, Any], world_size: int, rank: int) -> bool:
@@ -174,10 +193,11 @@ def _fits(residual: Tensor, parameter: Tensor, name: str) -> bool:
 def _to_shape(flat: Tensor, parameter: Tensor) -> Tensor:
     """A copy of a flat run of memory in the parameter's shape (a complex one has a last dimension of 2), on the CPU."""
     if parameter.is_complex():
-        shaped = torch.view_as_complex(flat.view(-1, 2)).as_strided(parameter.size(), parameter.stride())
+        # a copy: the view of the slice starts anew at offset 0
+        shaped = torch.view_as_complex(flat.clone().view(-1, 2)).as_strided(parameter.size(), bucket_strides(parameter))
         shaped = torch.view_as_real(shaped)
     else:
-        shaped = flat.as_strided(parameter.size(), parameter.stride(), flat.storage_offset())
+        shaped = flat.as_strided(parameter.size(), bucket_strides(parameter), flat.storage_offset())
     return shaped.detach().to("cpu", copy=True).contiguous()
 
 
@@ -185,10 +205,10 @@ def _to_memory(shaped: Tensor, parameter: Tensor) -> Tensor:
     """The inverse of ``_to_shape``."""
     flat = torch.empty(shaped.numel(), dtype=shaped.dtype)
     if parameter.is_complex():
-        strided = torch.view_as_complex(flat.view(-1, 2)).as_strided(parameter.size(), parameter.stride())
+        strided = torch.view_as_complex(flat.view(-1, 2)).as_strided(parameter.size(), bucket_strides(parameter))
         torch.view_as_real(strided).copy_(shaped)
     else:
-        flat.as_strided(parameter.size(), parameter.stride()).copy_(shaped)
+        flat.as_strided(parameter.size(), bucket_strides(parameter)).copy_(shaped)
     return flat
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
@@ -18,7 +21,7 @@ from lightning_compress.memory.momentum import MomentumCorrection
 from lightning_compress.optim.compatibility import require_compatible
 from lightning_compress.presets import strategy_names
 from lightning_compress.schedule import DensityWarmup
-from lightning_compress.state import SaveMode, gather_state
+from lightning_compress.state import SaveMode, empty_state, gather_state
 
 if TYPE_CHECKING:
     from pytorch_lightning import Trainer
@@ -130,14 +133,38 @@ class CompressionGlue(DDPStrategy):
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         fitting = self.lightning_module is not None and self.lightning_module.trainer.state.fn == "fit"
-        if fitting and STATE_KEY in checkpoint and self._save_state != "none":
-            self.exchange.load_state_dict(checkpoint[STATE_KEY])
+        if fitting and self._save_state != "none":
+            if STATE_KEY not in checkpoint:
+                warnings.warn(
+                    "The checkpoint holds no state of the gradient exchange: residuals start at zero.", stacklevel=2
+                )
+            begin = {**empty_state(), "step": checkpoint.get("global_step", 0)}
+            self.exchange.load_state_dict(checkpoint.get(STATE_KEY, begin))
         return checkpoint
 
     def _saves_state(self, checkpoint: dict[str, Any]) -> bool:
         """Not into a checkpoint of weights only, and not in a run that is being interrupted: peers may be gone."""
-        interrupted = self.lightning_module.trainer.interrupted if self.lightning_module is not None else False
-        return self._save_state != "none" and "optimizer_states" in checkpoint and not interrupted
+        if self._save_state == "none" or "optimizer_states" not in checkpoint:
+            return False
+        if not dist.is_initialized():  # after a fit in forked or spawned processes
+            warnings.warn(
+                "The residuals stayed in the processes that trained: they are not in this checkpoint.",
+                stacklevel=2,
+            )
+            return False
+        return not (self.lightning_module is not None and self.lightning_module.trainer.interrupted)
+
+    @override
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        ddp = self.model
+        if isinstance(ddp, DistributedDataParallel) and ddp.static_graph and not self.exchange.has_exchanged:
+            # torch learns a static graph in the first backward and fails if that one is not synchronized: the first
+            # micro-batch is exchanged too, and mean(mean + rest) = mean
+            yield
+        else:
+            with super().block_backward_sync():
+                yield
 
     @override
     def on_exception(self, exception: BaseException) -> None:

@@ -86,21 +86,24 @@ def find_fashion_mnist(root: str | None) -> Path:
     """Return the first folder that holds the four files of Fashion-MNIST, gzipped or not.
 
     Args:
-        root: The user's own folder, looked at first. torchvision's ``FashionMNIST/raw`` below it is found too.
+        root: The user's own folder: only it is searched, and torchvision's ``FashionMNIST/raw`` below it. Else the folder that
+            the environment names, then the system's.
 
     Raises:
         FileNotFoundError: With the folders that were searched and two ways to get the data.
     """
-    roots = [Path(name) for name in (root, os.environ.get(DATA_ROOT_VARIABLE)) if name]
-    folders = [folder for base in roots for folder in (base, base / "FashionMNIST" / "raw")]
-    folders.append(FASHION_MNIST_SYSTEM_FOLDER)
+    base = root or os.environ.get(DATA_ROOT_VARIABLE)
+    folders = [Path(base), Path(base) / "FashionMNIST" / "raw"] if base else []
+    if not root:  # whoever names a folder wants the data in it, not others
+        folders.append(FASHION_MNIST_SYSTEM_FOLDER)
     for folder in folders:
         if all(_idx_file(folder, name).exists() for name in FASHION_MNIST_FILES):
             return folder
     raise FileNotFoundError(
         f"Fashion-MNIST is not in {', '.join(map(str, folders))}. On Debian or Ubuntu, `apt-get install "
-        f"{FASHION_MNIST_PACKAGE}` puts it into the last of them; or put {', '.join(FASHION_MNIST_FILES)} (each may "
-        f"end in .gz) into a folder and name it by `root` or by the environment variable {DATA_ROOT_VARIABLE}."
+        f"{FASHION_MNIST_PACKAGE}` puts it into {FASHION_MNIST_SYSTEM_FOLDER}, where it is found without a `root`; or put "
+        f"{', '.join(FASHION_MNIST_FILES)} (each may end in .gz) into a folder and name it by `root` or by the environment "
+        f"variable {DATA_ROOT_VARIABLE}."
     )
 
 

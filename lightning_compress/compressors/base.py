@@ -137,7 +137,8 @@ class Compressor(ABC):
 
 def check_block_size(block_size: int | None, largest: int = PIECE) -> int | None:
     """Validates a ``block_size`` argument."""
-    if block_size is None or (isinstance(block_size, int) and 1 <= block_size <= largest):
+    whole = isinstance(block_size, int) and not isinstance(block_size, bool)
+    if block_size is None or (whole and 1 <= block_size <= largest):
         return block_size
     raise ValueError(
         f"block_size must be None (one block per tensor) or an integer in [1, {largest}], got {block_size!r}"

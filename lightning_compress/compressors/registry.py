@@ -22,6 +22,8 @@ def register_compressor(name: str, factory: Callable[[], Compressor]) -> None:
     Raises:
         ValueError: The name is taken by something else.
     """
+    if not callable(factory):
+        raise TypeError(f"A factory makes the compressor when it is asked for: pass the class, not {factory!r}.")
     if _factories.setdefault(name, factory) is not factory:
         raise ValueError(f"A compressor named {name!r} is already registered; choose another name.")
 

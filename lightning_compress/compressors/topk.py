@@ -28,7 +28,7 @@ class TopK(Compressor):
         block_size: Elements among which the largest are chosen, at most 65536. Larger blocks choose more freely,
             smaller ones share out the traffic more evenly among the owners. None: a whole tensor in an all-gather
             (32-bit indices if it has more than 65536 elements), pieces of 65536 elements in a two-way exchange.
-        value_dtype: Format of the values. "bf16" has float32's range, so tiny gradients survive; its rounding error of
+        dtype: Format of the values. "bf16" has float32's range, so tiny gradients survive; its rounding error of
             up to 0.4 % stays in the memory like all that is not sent. "fp16" rounds 8 times finer, but magnitudes
             below 3e-8 become zero and above 65504 saturate: for gradients known to lie in between. "fp32" is exact and
             takes twice the bytes.
@@ -41,13 +41,13 @@ class TopK(Compressor):
     selects = True
 
     def __init__(
-        self, ratio: float = 0.01, block_size: int | None = 4096, value_dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+        self, ratio: float = 0.01, block_size: int | None = 4096, dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
     ) -> None:
-        if value_dtype not in _FORMATS:
-            raise ValueError(f"value_dtype must be one of {', '.join(_FORMATS)}, got {value_dtype!r}")
+        if dtype not in _FORMATS:
+            raise ValueError(f"dtype must be one of {', '.join(_FORMATS)}, got {dtype!r}")
         self.ratio = check_ratio(ratio)
         self.block_size = check_block_size(block_size)
-        self.dtype = value_dtype
+        self.dtype = dtype
 
     @override
     def payload_nbytes(self, numel: int, row: int | None = None) -> int:

@@ -73,12 +73,14 @@ class GradientExchange:
             ddp: A wrapped model that has no communication hook yet.
             grad_scaler: The ``torch.amp.GradScaler`` of the training, if any: memories then hold unscaled values, and a
                 skipped step leaves them as they were.
-            timeout: Of the exchange's own process groups; None: that of the default group.
+            timeout: Of the exchange's own process groups; None: that of ``ddp``'s group.
             steps_per_epoch: Optimizer steps of an epoch, for a schedule that counts epochs.
 
         Raises:
             ValueError: ``ddp`` cannot be served; the message says why and what to do.
         """
+        if not isinstance(ddp, DistributedDataParallel):
+            raise ValueError(f"Wrap the model first: DistributedDataParallel(model), got {type(ddp).__name__}.")
         refuse_python_reducer(ddp)
         hooks = [hook for hook, _ in ddp._comm_hooks]
         if hooks not in ([], [self._hook]):
@@ -116,6 +118,11 @@ class GradientExchange:
             the last step.
         """
         return {**self._stats.as_dict(), "density": self._density()}
+
+    @property
+    def has_exchanged(self) -> bool:
+        """Whether a backward has been exchanged since the model was attached."""
+        return self._runtime is not None and self._runtime.has_exchanged
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank remembers: residuals by parameter name, and the step. Loads with ``weights_only=True``.
@@ -194,6 +201,7 @@ def register_comm_hook(
     start_step: int = 0,
     schedule: DensityWarmup | None = None,
     grad_scaler: Any | None = None,
+    timeout: timedelta | None = None,
 ) -> GradientExchange:
     """Gives plain DistributedDataParallel (or Fabric) the compressed gradient exchange; called on all ranks.
 
@@ -206,8 +214,9 @@ def register_comm_hook(
         start_step: Dense steps before compression begins.
         schedule: The density's warm-up, in steps.
         grad_scaler: The ``torch.amp.GradScaler`` of the training loop, if it has one.
+        timeout: How long a rank waits for the others; None: as long as ``ddp``'s own process group.
 
     Returns:
         The exchange: ``stats()`` reads its figures, ``close()`` ends its threads.
     """
-    return GradientExchange(compressor, memory, exchange, dense, start_step, schedule).attach(ddp, grad_scaler)
+    return GradientExchange(compressor, memory, exchange, dense, start_step, schedule).attach(ddp, grad_scaler, timeout)

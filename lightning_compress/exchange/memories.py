@@ -90,6 +90,15 @@ class Memories:
         if store is not None and name in store.sizes:
             store.read(name).copy_(state)
 
+    def clear(self) -> None:
+        """Forgets everything."""
+        for store in self.stores.values():
+            store.clear()
+
+    def holds(self, side: str) -> bool:
+        """Whether this exchange has such a memory."""
+        return side in self._sizes
+
     def repay(self, names: Sequence[str], status: Tensor, buffer: Tensor, scale: float | Tensor) -> None:
         """On a single rank nothing is left out any more: what a larger run owed joins the gradient."""
         for side in ("worker", "owner"):

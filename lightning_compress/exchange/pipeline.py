@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +90,9 @@ class ThreadPipeline(Pipeline):
         groups: One process group for each collective of an exchange, in their order.
     """
 
+    _PATIENCE = 5.0
+    """Seconds to wait for the threads at the end; one that waits for a lost peer is left behind."""
+
     def __init__(self, groups: list[dist.ProcessGroup]) -> None:
         super().__init__(groups)
         self._queues: list[queue.SimpleQueue[Exchange | None]] = [queue.SimpleQueue() for _ in range(len(groups) + 1)]
@@ -106,10 +110,10 @@ class ThreadPipeline(Pipeline):
 
     @override
     def close(self) -> None:
-        for waiting in self._queues:
-            waiting.put(None)
+        self._queues[0].put(None)
+        deadline = time.monotonic() + self._PATIENCE
         for thread in self._threads:
-            thread.join(timeout=5.0)
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
     @torch.no_grad()  # grad mode is a property of the thread
     def _serve(self, stage: int) -> None:
@@ -122,6 +126,9 @@ class ThreadPipeline(Pipeline):
                 self._fail(exchange, error)
             # a future that is never completed would hang backward for ever
             exchange.future.set_exception(self._failure)  # type: ignore[arg-type]  # torch annotates it with the result's type
+
+        if stage + 1 < len(self._queues):
+            self._queues[stage + 1].put(None)  # behind everything that is still to come from here
 
     def _advance(self, exchange: Exchange, stage: int) -> None:
         if exchange.work is not None:

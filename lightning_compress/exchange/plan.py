@@ -18,6 +18,7 @@ from lightning_compress.exchange.dense import DenseRule
 from lightning_compress.kernels import table as col
 from lightning_compress.kernels.reference.bits import packed_nbytes
 from lightning_compress.kernels.reference.hashing import name_key
+from lightning_compress.memory.layout import bucket_strides
 
 _STATUS_BITS = 2
 
@@ -68,7 +69,7 @@ def _spec(name: str, parameter: Tensor, dense: DenseRule, keeps_zero: bool) -> P
     small = dense.matches(name, shape, parameter.numel())
     if not keeps_zero and len(shape) > 1 and numel:
         # a transposed weight's rows are not runs of memory: it takes the code that keeps zeros
-        small = small or parameter.stride(0) * shape[0] != parameter.numel()
+        small = small or bucket_strides(parameter)[0] * shape[0] != parameter.numel()
     return ParameterSpec(name, numel, row, small)
 
 

@@ -107,6 +107,8 @@ class RankExchange:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Fills this rank's memories (see ``state.restore``)."""
+        if self.clip is not None:
+            self.clip.previous = None
         restore(state, self.memories, self.plan, self.parameters, self.rank, self.world_size)
         if self.clip is not None and state.get("norms"):
             norms = state["norms"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -63,19 +65,22 @@ class Runtime:
         self.exchange.memories.watch(self._scale())
         self._names = {id(p): name for name, p in self.exchange.parameters.items()}
         self._participation = Participation(self.exchange.parameters.items())
-        self.open = True
+        self.open, self.has_exchanged = True, False
         self._closers: list[Callable[[], None]] = [self._participation.close]
         self._waiting: list[Exchange] = []
         self._pipeline: Pipeline | None = None
         if world_size > 1 or self.exchange.works_alone:
             compile_for(settings, ddp.module)
-            _require_equal_settings(settings, self._names.values(), ddp.process_group)
+            _require_equal_settings(settings, self.exchange.parameters, ddp.process_group)
             self._pipeline = self._start_pipeline(ddp, timeout)
         self._watch_optimizers()
+        # whoever drops the model without closing must not keep its threads
+        weakref.finalize(ddp, self.close).atexit = False
 
     def begin_step(self) -> None:
         """Before the first bucket: what was written for a skipped step is forgotten."""
         self._stats.begin_step()
+        self.has_exchanged = True
         self.settle()
         if self.exchange.clip is not None:
             self.exchange.clip.begin_step()
@@ -87,7 +92,13 @@ class Runtime:
     def hand_over(self, bucket: Any, step: int) -> torch.futures.Future[Tensor]:
         """Starts the exchange of one ``GradBucket``; the future holds the bucket's buffer when it is the mean of all ranks."""
         buffer = bucket.buffer()
-        names = tuple(self._names[id(p)] for p in bucket.parameters())
+        try:
+            names = tuple(self._names[id(p)] for p in bucket.parameters())
+        except KeyError:
+            raise RuntimeError(
+                "lightning-compress: DDP exchanges a parameter that was frozen when the exchange was attached. Attach it "
+                "(register_comm_hook) right after wrapping the model, before parameters are frozen."
+            ) from None
         status = self._participation.take(names)
         if self._pipeline is None:
             self.exchange.memories.repay(names, status, buffer, self._scale())
@@ -157,16 +168,19 @@ class Runtime:
 
     def _start_pipeline(self, ddp: DistributedDataParallel, timeout: timedelta | None) -> Pipeline:
         ranks = dist.get_process_group_ranks(ddp.process_group)
+        device = next(ddp.module.parameters()).device
+        # torch would take the backend's default, half an hour, not what the user gave the model's group
+        patience = timeout or ddp.process_group._get_backend(device).options._timeout
+        backend = dist.get_backend(ddp.process_group)
 
         def new_group() -> Any:
             # of a model on a part of the ranks the others know nothing: they make no group with us
             alone = len(ranks) < dist.get_world_size()
-            group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=alone)
+            group = dist.new_group(ranks, patience, backend, use_local_synchronization=alone)
             self._closers.append(lambda: _destroy(group))
             return group
 
         topology: type[Topology] | None = self.exchange.settings.topology
-        device = next(ddp.module.parameters()).device
         return make_pipeline(device, topology.collectives if topology else 1, new_group)
 
 
@@ -195,11 +209,17 @@ def _destroy(group: Any) -> None:
         dist.destroy_process_group(group)
 
 
-def _require_equal_settings(settings: ExchangeSettings, names: Iterable[str], group: Any) -> None:
+def _require_equal_settings(settings: ExchangeSettings, parameters: Mapping[str, Tensor], group: Any) -> None:
     """Ranks that plan differently would read each other's bytes wrongly: find out before the first step."""
-    mine = f"{settings!r}, {len(tuple(names))} parameters"
+    mine = {field.name: repr(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+    mine["compressor"] += repr(sorted(vars(settings.compressor).items()))
+    mine["parameters"] = repr([(name, tuple(p.shape), p.dtype) for name, p in parameters.items()])
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group=group)
     for rank, theirs in enumerate(everyone):
-        if theirs != everyone[0]:
-            raise ValueError(f"All ranks need the same settings. Rank 0 has {everyone[0]}; rank {rank} has {theirs}.")
+        for name, value in theirs.items():
+            if value != everyone[0][name]:
+                raise ValueError(
+                    f"All ranks need the same {name} for the gradient exchange. Rank 0 has {everyone[0][name][:500]}; "
+                    f"rank {rank} has {value[:500]}."
+                )

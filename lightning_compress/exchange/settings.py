@@ -67,10 +67,14 @@ class ExchangeSettings:
             raise ValueError(
                 f"start_step is the number of dense steps before compression and must be 0 or more, got {start_step!r}"
             )
+        if schedule is not None and not isinstance(schedule, DensityWarmup):
+            raise ValueError(f"schedule must be a DensityWarmup(...) or None, got {schedule!r}")
         if schedule is not None:
             code.with_ratio(schedule.densities[0])  # raises for a compressor without a density
         topology = _topology(code, exchange)
         remembered = _memory(code, memory)
+        if topology is None and memory not in ("auto", "none") and not isinstance(remembered, MomentumCorrection):
+            raise ValueError(f"memory={memory!r} has nothing to remember beside compressor='none': use memory='auto'.")
         if topology is None and isinstance(remembered, MomentumCorrection):
             raise ValueError("MomentumCorrection needs a compressor: without one use torch.optim.SGD(momentum=...).")
         rule = dense_rule(dense)
@@ -131,7 +135,7 @@ def _memory(compressor: Compressor, memory: MemoryName | Memory) -> Memory | Non
     if memory not in get_args(MemoryName):
         raise ValueError(
             f"memory={memory!r} is unknown; known are {', '.join(get_args(MemoryName))}, ErrorFeedback() and "
-            "MomentumCorrection()."
+            "MomentumCorrection() (an instance: the class must be called)."
         )
     if memory == "none" and not compressor.unbiased:
         warnings.warn(

@@ -78,6 +78,12 @@ class Store:
         if self._transactional:
             self._dirty &= ~torch.as_tensor(skipped, device=self._dirty.device)
 
+    def clear(self) -> None:
+        """Forgets everything."""
+        self.data.zero_()
+        self._current.zero_()
+        self._dirty.zero_()
+
     def take(self, name: str) -> Tensor:
         """The state of a parameter, and zeros in its place: an exchange of its own."""
         view = self.view([name])

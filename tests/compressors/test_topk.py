@@ -66,7 +66,7 @@ def test_the_rounding_error_of_a_value_stays_in_the_residual(value_dtype, scale)
 def test_bf16_is_the_default_since_it_keeps_tiny_gradients():
     g = torch.full((8,), 1e-9)
     assert code(TopK(1.0), g).decoded.allclose(g, rtol=2**-8)
-    assert not code(TopK(1.0, value_dtype="fp16"), g).decoded.any()
+    assert not code(TopK(1.0, dtype="fp16"), g).decoded.any()
 
 
 @given(tensors(2000), RATIOS, st.sampled_from(["bf16", "fp32"]))

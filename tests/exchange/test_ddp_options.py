@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_compress import Quantize
+from lightning_compress import GradientExchange, Quantize
 from tests.exchange.training import Ledger, batch, content, make_net, mean_square, residuals, train, wrap
 from tests.ranks import run_ranks
 
@@ -306,6 +306,39 @@ def test_start_step_exchanges_dense_before():
         assert same == [True, True, False, False]
         assert ratios[:2] == [1.0, 1.0]
         assert min(ratios[2:]) > 4
+
+
+def frozen_before_attaching():
+    ddp = nn.parallel.DistributedDataParallel(make_net(), find_unused_parameters=True)
+    ddp.module.last.requires_grad_(False)
+    GradientExchange().attach(ddp)
+    with pytest.raises(RuntimeError, match=r"frozen when the exchange was attached.*right after wrapping"):
+        mean_square(ddp, batch(0)).backward()
+    return True
+
+
+def test_a_parameter_frozen_before_attaching_is_an_error_that_names_the_remedy():
+    assert run_ranks(frozen_before_attaching, 1) == [True]
+
+
+def two_models():
+    """A generator and a judge that are wrapped apart, each with an exchange of its own, both at work in one backward."""
+    gan = Gan()
+    generator, first = wrap(gan.generator, compressor=Quantize(4))
+    judge, second = wrap(gan.judge, compressor="bf16")
+    optimizer = torch.optim.SGD(gan.parameters(), lr=0.05)
+    for step in range(3):
+        optimizer.zero_grad()
+        judge(generator(batch(step))).square().mean().backward()
+        optimizer.step()
+    names = {name.split()[1] for exchange in (first, second) for name in residuals(exchange)}
+    return content(gan.parameters()), first.stats()["steps"], second.stats()["steps"], names
+
+
+def test_two_models_with_an_exchange_each():
+    first, second = run_ranks(two_models, 2)
+    assert first == second
+    assert first[1:] == (3, 3, {"0.weight", "0.bias", "2.weight", "2.bias"})
 
 
 def subgroups():

@@ -34,7 +34,7 @@ from lightning_compress.exchange.settings import ExchangeSettings
         (CenteredTopK(), Quantize(8)),
         (TopK(0.06), Quantize(8)),
         (TopK(0.07), Cast("bf16")),  # 32 bits for each of 7 % are more than two bits per element
-        (TopK(0.06, value_dtype="fp32"), Cast("bf16")),
+        (TopK(0.06, dtype="fp32"), Cast("bf16")),
         (RandomK(), Cast("fp32")),  # rides in the one float32 array of the all-reduce
     ],
     ids=repr,

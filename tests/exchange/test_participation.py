@@ -72,8 +72,8 @@ class Branches(nn.Module):
         return sum((getattr(self, name)(x).square().mean() for name in branches), 0.0 * x.sum())
 
 
-def wrap_branches(settings):
-    return wrap(Branches(), {"find_unused_parameters": True}, **settings)
+def wrap_branches(settings, **ddp):
+    return wrap(Branches(), {"find_unused_parameters": True, **ddp}, **settings)
 
 
 def skip_a_branch(settings):
@@ -155,9 +155,9 @@ def test_absent_ranks_count_in_the_mean(way):
     )  # 4 bits are rough; a wrong divisor would be off by half and more
 
 
-def stale_gradients(settings):
+def stale_gradients(settings, view):
     """GAN-like: one backward for each branch, no zero_grad in between."""
-    ddp, exchange = wrap_branches(settings)
+    ddp, exchange = wrap_branches(settings, gradient_as_bucket_view=view)
     for step in range(2):
         ddp.zero_grad()
         ddp(batch(step), ["left", "right"]).backward()
@@ -169,9 +169,10 @@ def stale_gradients(settings):
     return kept, all(torch.equal(before[name], after[name]) for name in before if "right" in name)
 
 
+@pytest.mark.parametrize("view", [False, True], ids=["copied", "bucket view"])
 @pytest.mark.parametrize("way", WAYS)
-def test_an_old_gradient_is_not_sent_again(way):
-    assert run_ranks(stale_gradients, 2, WAYS[way]) == [(True, True)] * 2
+def test_an_old_gradient_is_not_sent_again(way, view):
+    assert run_ranks(stale_gradients, 2, WAYS[way], view) == [(True, True)] * 2
 
 
 def zero_gradient(settings):

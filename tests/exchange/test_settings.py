@@ -139,8 +139,8 @@ def test_pythons_reducer_of_torch_compile_is_refused(monkeypatch):
 def attach_to_pythons_reducer():
     import torch._dynamo
 
-    torch._dynamo.config.optimize_ddp = "python_reducer"
-    ddp = torch.nn.parallel.DistributedDataParallel(make_net())
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        ddp = torch.nn.parallel.DistributedDataParallel(make_net())
     with pytest.raises(ValueError, match=r"python_reducer.*optimize_ddp = True"):
         GradientExchange().attach(ddp)
     return True

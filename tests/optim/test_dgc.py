@@ -48,7 +48,7 @@ def test_at_density_1_it_is_momentum_sgd(nesterov: bool, exchange: str) -> None:
     expected = train_simulated(torch.optim.SGD, {**SGD, "nesterov": nesterov}, compressor="none")
     correction = MomentumCorrection(0.9, nesterov, factor_masking=False)
     settings = {
-        "compressor": TopK(1.0, value_dtype="fp32"),
+        "compressor": TopK(1.0, dtype="fp32"),
         "dense": "fp32",
         "memory": correction,
         "exchange": exchange,
@@ -85,7 +85,7 @@ def reference_step(g: Tensor, u: Tensor, v: Tensor, k: int, mu: float, nesterov:
 def exchange_on_one_rank(nesterov: bool, block_size: int | None) -> list[Tensor]:
     model = nn.Linear(200, 20, bias=False)
     ddp = DistributedDataParallel(model)
-    compressor = TopK(0.02, block_size=block_size, value_dtype="fp32")
+    compressor = TopK(0.02, block_size=block_size, dtype="fp32")
     exchange = register_comm_hook(ddp, compressor, MomentumCorrection(0.9, nesterov))
     sent = []
     generator = torch.Generator().manual_seed(0)
@@ -134,9 +134,9 @@ def test_velocity_sum_is_conserved_without_masking(masking: bool) -> None:
 
 def test_clipping_scales_the_whole_local_gradient() -> None:
     model = make_model()
-    free = SimulatedExchange(model, 2, TopK(1.0, value_dtype="fp32"), MomentumCorrection(0.0), "two_way", dense="fp32")
+    free = SimulatedExchange(model, 2, TopK(1.0, dtype="fp32"), MomentumCorrection(0.0), "two_way", dense="fp32")
     clipped = SimulatedExchange(
-        model, 2, TopK(1.0, value_dtype="fp32"), MomentumCorrection(0.0, clip_norm=0.5), "two_way", dense="fp32"
+        model, 2, TopK(1.0, dtype="fp32"), MomentumCorrection(0.0, clip_norm=0.5), "two_way", dense="fp32"
     )
     gradient = {name: torch.ones_like(p) for name, p in model.named_parameters()}
     norm = sum(p.numel() for p in model.parameters()) ** 0.5

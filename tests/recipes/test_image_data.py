@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from lightning_compress.recipes import ImageClassifier, ImageData
+from lightning_compress.recipes import ImageClassifier, ImageData, images
 from lightning_compress.recipes.images import read_idx
 
 WriteFashionMnist = Callable[..., None]
@@ -180,3 +180,12 @@ def test_digits_need_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.socket.connect", refuse)
     monkeypatch.setattr("socket.getaddrinfo", refuse)
     assert first_batch(ImageData(source="digits"))[0].isfinite().all()
+
+
+def test_a_named_root_is_the_only_place_that_is_searched(
+    tmp_path: Path, write_fashion_mnist: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "FASHION_MNIST_SYSTEM_FOLDER", write_fashion_mnist)
+    assert images.find_fashion_mnist(None) == write_fashion_mnist
+    with pytest.raises(FileNotFoundError, match="elsewhere"):
+        images.find_fashion_mnist(str(tmp_path / "elsewhere"))

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from lightning_compress.kernels.cpu.compiling import njit
 
 BYTES = np.uint64(0x0101010101010101)
 """One in every byte."""
@@ -27,7 +29,7 @@ class Codes(NamedTuple):
     """The same memory, eight codes at a time, the first one lowest."""
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def code_scratch(longest):
     """Zeroed scratch for blocks of up to ``longest`` codes."""
     word = np.zeros(longest // 8 + 1, np.uint64)
@@ -61,7 +63,7 @@ store_word: Any = intrinsic(_store_word)
 """``store_word(array, offset, word)``: writes the eight bytes of a uint64 to a uint8 array at any offset."""
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def pack_block(codes, n, bits, payload, at):
     """Writes the lowest ``bits`` bits (1 to 8) of n codes as ceil(n * bits / 8) bytes from ``payload[at]`` on.
 
@@ -91,7 +93,7 @@ def pack_block(codes, n, bits, payload, at):
         pack_words(codes.word, n, bits, out)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def unpack_block(payload, at, n, bits, codes):
     """The inverse of :func:`pack_block`; codes beyond n may be overwritten (up to the next multiple of eight)."""
     byte = codes.byte
@@ -121,7 +123,7 @@ def unpack_block(payload, at, n, bits, codes):
         unpack_words(packed, n, bits, codes.word)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def lower_halves(bits):
     """Masks of the packed lower half of every two, four and eight codes; shifted by their width, of the upper half."""
     return (
@@ -131,13 +133,13 @@ def lower_halves(bits):
     )
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def whole_words(nbytes, bits):
     """Groups of ``bits`` bytes that can be moved as eight bytes without touching what lies beyond ``nbytes``."""
     return 0 if nbytes < 8 else (nbytes - 8) // bits + 1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def pack_words(word, n, bits, out):
     one, two, four = lower_halves(bits)
     b, gap = np.uint64(bits), np.uint64(8 - bits)
@@ -155,7 +157,7 @@ def pack_words(word, n, bits, out):
         out[k] = word[k // bits] >> np.uint64(8 * (k % bits))
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def unpack_words(packed, n, bits, word):
     one, two, four = lower_halves(bits)
     b, gap = np.uint64(bits), np.uint64(8 - bits)

@@ -9,8 +9,8 @@ step lets the float adder round; the code is the difference of the bits.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from lightning_compress.kernels.cpu.compiling import njit
 from lightning_compress.kernels.cpu.job import (
     FLOAT32_MAX,
     finish,
@@ -37,7 +37,7 @@ NAN = np.uint32(0x7FC00000)
 # Below, every np.uint32(...) keeps numba from widening to 64 bits, which would halve the vectors.
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def fp16_code(value):
     """float16 bits of a float32."""
     word = np.float32(value).view(np.uint32)
@@ -48,7 +48,7 @@ def fp16_code(value):
     return np.uint16((word & SIGN) >> np.uint32(16) | (normal if magnitude >= np.uint32(113 << 23) else small))
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def fp16_value(code):
     """float32 of float16 bits."""
     magnitude = np.uint32(code & np.uint32(0x7FFF))
@@ -61,7 +61,7 @@ def fp16_value(code):
     return np.uint32(value | np.uint32(code & np.uint32(0x8000)) << np.uint32(16)).view(np.float32)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def bf16_code(value):
     """bfloat16 bits of a float32."""
     word = np.float32(value).view(np.uint32)
@@ -69,13 +69,13 @@ def bf16_code(value):
     return np.uint16(np.uint32(word + odd + np.uint32(0x7FFF)) >> np.uint32(16))
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def bf16_value(code):
     """float32 of bfloat16 bits."""
     return np.uint32(np.uint32(code) << np.uint32(16)).view(np.float32)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def fp8_code(value):
     """float8_e4m3fn bits of a float32."""
     word = np.float32(value).view(np.uint32)
@@ -86,7 +86,7 @@ def fp8_code(value):
     return np.uint8((word & SIGN) >> np.uint32(24) | (normal if magnitude >= np.uint32(121 << 23) else small))
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def fp8_value(code):
     """float32 of float8_e4m3fn bits."""
     magnitude = np.uint32(code & np.uint32(0x7F))
@@ -98,7 +98,7 @@ def fp8_value(code):
     return np.uint32(value | np.uint32(code & np.uint32(0x80)) << np.uint32(24)).view(np.float32)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def copy_bytes(source, source_at, target, target_at, n):
     """Copies n bytes; a block's code may lie at any offset, so wider numbers cross through a scratch of their own."""
     a, b = source[source_at : source_at + n], target[target_at : target_at + n]
@@ -106,7 +106,7 @@ def copy_bytes(source, source_at, target, target_at, n):
         b[i] = a[i]
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def encode_fp16(job):
     codes = np.empty(job.p.shape[0], np.uint16)
     code_bytes, p, limit = codes.view(np.uint8), job.p, job.p.dtype.type(FP16_MAX)
@@ -121,7 +121,7 @@ def encode_fp16(job):
         store(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def decode_fp16(job):
     codes = np.empty(job.total.shape[0], np.uint16)
     code_bytes, total = codes.view(np.uint8), job.total
@@ -136,7 +136,7 @@ def decode_fp16(job):
         finish(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def encode_bf16(job):
     codes = np.empty(job.p.shape[0], np.uint16)
     code_bytes, p, limit = codes.view(np.uint8), job.p, job.p.dtype.type(BF16_MAX)
@@ -151,7 +151,7 @@ def encode_bf16(job):
         store(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def decode_bf16(job):
     codes = np.empty(job.total.shape[0], np.uint16)
     code_bytes, total = codes.view(np.uint8), job.total
@@ -166,7 +166,7 @@ def decode_bf16(job):
         finish(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def encode_fp32(job):
     codes = np.empty(job.p.shape[0], np.float32)
     code_bytes, p, limit = codes.view(np.uint8), job.p, job.p.dtype.type(FLOAT32_MAX)
@@ -181,7 +181,7 @@ def encode_fp32(job):
         store(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def decode_fp32(job):
     codes = np.empty(job.total.shape[0], np.float32)
     code_bytes, total = codes.view(np.uint8), job.total
@@ -196,7 +196,7 @@ def decode_fp32(job):
         finish(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def encode_fp8(job):
     codes = np.empty(job.p.shape[0], np.uint8)
     p, limit = job.p, job.p.dtype.type(FP8_MAX)
@@ -217,7 +217,7 @@ def encode_fp8(job):
         store(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def decode_fp8(job):
     total = job.total
     for b in range(job.table.shape[0]):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from lightning_compress.kernels.cpu.cast import bf16_value
+from lightning_compress.kernels.cpu.compiling import njit
 from lightning_compress.kernels.cpu.job import finish, load, store, to_float32, wants
 from lightning_compress.kernels.cpu.selection import kept, largest, selection_scratch
 from lightning_compress.kernels.reference.bits import TINY
@@ -13,7 +13,7 @@ from lightning_compress.kernels.reference.centered import CAP, FLOOR
 from lightning_compress.kernels.table import LENGTH, PAYLOAD
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def encode(job, ratio):
     table, p, bits = job.table, job.p, job.bits
     selection = selection_scratch(bits)
@@ -36,7 +36,7 @@ def encode(job, ratio):
         store(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def smallest(word, count):
     least = word[0]
     for slot in range(1, count):
@@ -44,7 +44,7 @@ def smallest(word, count):
     return least
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def put_block(p, index, count, n, k, amplitude, payload, at):
     """Writes the code of a block whose chosen elements are sent as +-``amplitude``; leaves p - decoded in ``p``."""
     code = np.uint16(np.float32(amplitude).view(np.uint32) >> np.uint32(16))
@@ -71,7 +71,7 @@ def put_block(p, index, count, n, k, amplitude, payload, at):
         payload[at] = register
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def index_bits(n):
     width = 1
     while 1 << width < n:
@@ -79,7 +79,7 @@ def index_bits(n):
     return width
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def decode(job, ratio):
     table, payload, total = job.table, job.payload, job.total
     for b in range(table.shape[0]):

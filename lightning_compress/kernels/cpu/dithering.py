@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from lightning_compress.kernels.cpu.bits import code_scratch, pack_block
+from lightning_compress.kernels.cpu.compiling import njit
 from lightning_compress.kernels.cpu.hashing import block_base, element_hash
 from lightning_compress.kernels.cpu.job import load, put_float32, store, to_float32
 from lightning_compress.kernels.cpu.quantize import decode as decode_quantized
@@ -14,7 +14,7 @@ from lightning_compress.kernels.reference.quantize import PEAK_MAX
 from lightning_compress.kernels.table import KEY, LENGTH, PAYLOAD, START
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def encode(job, bits, l2):
     table, payload, p = job.table, job.payload, job.p
     levels = np.float32((1 << (bits - 1)) - 1)
@@ -34,12 +34,12 @@ def encode(job, bits, l2):
         store(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def decode(job, bits, l2):
     decode_quantized(job, bits)  # the same codes
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def block_norm(job, b, peak, l2):
     """float32 norm of the block in ``job.p``, or the whole tensor's."""
     if job.shared.shape[0]:
@@ -47,7 +47,7 @@ def block_norm(job, b, peak, l2):
     return to_float32(np.sqrt(sum_of_squares(job.p, job.table[b, LENGTH]))) if l2 else to_float32(peak)
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc"})  # lets the sum run in vector lanes
+@njit(fastmath={"reassoc"})  # lets the sum run in vector lanes
 def sum_of_squares(p, n):
     total = 0.0
     for i in range(n):
@@ -55,13 +55,13 @@ def sum_of_squares(p, n):
     return total
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def uniform(base, element):
     """``reference.hashing.uniform`` for one element."""
     return np.float32(np.int32(element_hash(base, element) >> np.uint32(8))) * np.float32(2.0**-24)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def dither_block(p, codes, n, base, start, step, inverse, levels):
     """Codes of a block; leaves p - decoded in ``p``."""
     real = p.dtype.type

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from lightning_compress.kernels.cpu.compiling import njit
 
 GOLDEN = np.uint32(0x9E3779B1)
 FIRST, SECOND = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def mix(word):
     """Mixes one 32-bit word. numba widens every operation, so each result is cut back: vector code needs 32 bits."""
     word = np.uint32((word ^ (word >> np.uint32(16))) * FIRST)
@@ -17,13 +18,13 @@ def mix(word):
     return np.uint32(word ^ (word >> np.uint32(16)))
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def block_base(salt, key):
     """What all elements of a parameter share."""
     return mix(np.uint32(key ^ salt))
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def element_hash(base, element):
     """32-bit hash of an element of the parameter that ``base`` belongs to."""
     return mix(base ^ np.uint32(np.uint32(element) * GOLDEN))

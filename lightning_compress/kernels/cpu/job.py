@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from lightning_compress.kernels.cpu.compiling import njit
 from lightning_compress.kernels.table import ABSENT, LENGTH, NONFINITE, PARAMETER, PRESENT, SOURCE, STATE
 
 Array = npt.NDArray[np.generic]
@@ -77,7 +77,7 @@ class DecodeJob(NamedTuple):
     """T [longest]: scratch of the sum."""
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def load(job, b):
     """Puts the block's p into ``job.p``; returns its largest magnitude, or -1 if there is nothing to code."""
     row = job.table[b]
@@ -102,7 +102,7 @@ def load(job, b):
     return peak
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def magnitude(p, bits, mask, n):
     """Largest |p|. As integers, magnitudes are ordered like the numbers, inf and NaN on top, and the loop is vector code."""
     top = bits[0] & mask
@@ -113,7 +113,7 @@ def magnitude(p, bits, mask, n):
     return p[last]
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def store(job, b):
     """Writes what ``job.p`` now holds (p - decoded) to the memory, in unscaled units."""
     if job.update:
@@ -125,7 +125,7 @@ def store(job, b):
             state[i] = p[i] * unscale
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def wants(job, b):
     """Whether the block is to be decoded; if so, ``job.total`` is zeroed. A non-finite parameter is filled with NaN here."""
     row = job.table[b]
@@ -142,7 +142,7 @@ def wants(job, b):
     return True
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def finish(job, b):
     """Writes weight * total to the block's place."""
     row = job.table[b]
@@ -152,7 +152,7 @@ def finish(job, b):
         out[i] = weight * total[i]
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def put_float32(payload, offset, value):
     """Stores a float32 at any byte offset, little-endian."""
     word = np.float32(value).view(np.uint32)
@@ -160,7 +160,7 @@ def put_float32(payload, offset, value):
         payload[offset + k] = (word >> np.uint32(8 * k)) & np.uint32(255)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def get_float32(payload, offset):
     """Reads a float32 from any byte offset, little-endian."""
     word = 0
@@ -169,7 +169,7 @@ def get_float32(payload, offset):
     return np.uint32(word).view(np.float32)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def to_float32(value):
     """Rounds to float32; finite values beyond its range saturate."""
     return np.float32(min(max(value, -FLOAT32_MAX), FLOAT32_MAX))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from lightning_compress.kernels.cpu.bits import code_scratch, pack_block, unpack_block
+from lightning_compress.kernels.cpu.compiling import njit
 from lightning_compress.kernels.cpu.dithering import block_norm, uniform
 from lightning_compress.kernels.cpu.hashing import block_base
 from lightning_compress.kernels.cpu.job import finish, get_float32, load, put_float32, store, wants
@@ -16,7 +16,7 @@ MANTISSA = np.int32((1 << 23) - 1)
 BIAS = 127
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def encode(job, bits, l2):
     table, payload, p = job.table, job.payload, job.p
     codes = code_scratch(p.shape[0])
@@ -33,7 +33,7 @@ def encode(job, bits, l2):
         store(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def round_block(p, codes, n, base, start, norm, bits):
     """Codes of a block; leaves p - decoded in ``p``."""
     real = p.dtype.type
@@ -52,13 +52,13 @@ def round_block(p, codes, n, base, start, norm, bits):
         p[i] -= -value if negative else value
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def level(index, offset):
     """2**(index - L), or 0 for index 0."""
     return np.int32(np.int32(index + offset) << np.int32(23) if index > 0 else np.int32(0)).view(np.float32)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def decode(job, bits, l2):
     table, payload, total = job.table, job.payload, job.total
     codes = code_scratch(total.shape[0])
@@ -73,7 +73,7 @@ def decode(job, bits, l2):
         finish(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def add_block(total, codes, n, bits, norm):
     top = np.int32((1 << (bits - 1)) - 1)
     offset = np.int32(BIAS - top)

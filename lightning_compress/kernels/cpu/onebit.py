@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from lightning_compress.kernels.cpu.bits import code_scratch, pack_block, unpack_block
+from lightning_compress.kernels.cpu.compiling import njit
 from lightning_compress.kernels.cpu.job import finish, get_float32, load, put_float32, store, to_float32, wants
 from lightning_compress.kernels.reference.bits import TINY
 from lightning_compress.kernels.table import LENGTH, PAYLOAD, ROW, START
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def encode(job):
     table, shared, payload, p = job.table, job.shared, job.payload, job.p
     signs = code_scratch(p.shape[0])
@@ -34,13 +34,13 @@ def encode(job):
         store(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def signs_offset(at, n, row):
     """Where the sign bits of the code at ``at`` begin: behind as many row bits as a block of n elements may need."""
     return at + 4 + ((n + row - 2) // row + 8) // 8
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def mark_rows(p, n, row, phase, payload, at):
     """Sets the bits of the rows that have values; returns how many elements lie in such rows."""
     counted, begin, r = 0, 0, 0
@@ -56,7 +56,7 @@ def mark_rows(p, n, row, phase, payload, at):
     return counted
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def clear_rows(p, n, row, phase, payload, at):
     """Nothing was sent for the rows without values, and nothing is left of them."""
     begin, r = 0, 0
@@ -69,7 +69,7 @@ def clear_rows(p, n, row, phase, payload, at):
         r += 1
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc"})
+@njit(fastmath={"reassoc"})
 def sum_magnitudes(p, n):
     """Sum of |p| in float64; the order is left to the compiler, so that the loop is vector code."""
     total = 0.0
@@ -78,7 +78,7 @@ def sum_magnitudes(p, n):
     return total
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def take_signs(p, signs, n, mean):
     """Sign bits of a block; leaves p - decoded in ``p``."""
     for i in range(n):
@@ -87,7 +87,7 @@ def take_signs(p, signs, n, mean):
         p[i] = x + mean if x < 0 else x - mean
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def decode(job):
     table, payload, total = job.table, job.payload, job.total
     signs = code_scratch(total.shape[0])
@@ -103,7 +103,7 @@ def decode(job):
         finish(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def add_rows(total, signs, n, row, phase, payload, at, mean):
     """Adds +mean or -mean in the rows whose bit is set, neighbouring ones in one go."""
     begin, end, r = 0, 0, 0
@@ -118,7 +118,7 @@ def add_rows(total, signs, n, row, phase, payload, at, mean):
     add_signs(total[begin:end], signs[begin:end], mean)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def add_signs(total, signs, mean):
     for i in range(total.shape[0]):
         total[i] += -mean if signs[i] else mean

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from lightning_compress.kernels.cpu.bits import code_scratch, pack_block, unpack_block
+from lightning_compress.kernels.cpu.compiling import njit
 from lightning_compress.kernels.cpu.job import finish, get_float32, load, put_float32, store, to_float32, wants
 from lightning_compress.kernels.reference.bits import TINY
 from lightning_compress.kernels.reference.quantize import PEAK_MAX
 from lightning_compress.kernels.table import LENGTH, PAYLOAD
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def encode(job, bits):
     table, shared, payload, p = job.table, job.shared, job.payload, job.p
     levels = np.float32((1 << (bits - 1)) - 1)
@@ -31,7 +31,7 @@ def encode(job, bits):
         store(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def round_block(p, codes, n, step, inverse, levels):
     """Codes of a block; leaves p - decoded in ``p``."""
     real = p.dtype.type
@@ -43,7 +43,7 @@ def round_block(p, codes, n, step, inverse, levels):
         p[i] -= np.float32(q) * step
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def decode(job, bits):
     table, payload, total = job.table, job.payload, job.total
     codes = code_scratch(total.shape[0])
@@ -58,7 +58,7 @@ def decode(job, bits):
         finish(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def add_block(total, codes, n, bits, step):
     """Adds code * step; the codes are two's complement of ``bits`` bits."""
     sign = np.uint8(1 << (bits - 1))

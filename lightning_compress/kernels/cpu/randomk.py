@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from lightning_compress.kernels.cpu.compiling import njit
 from lightning_compress.kernels.cpu.hashing import block_base, element_hash
 from lightning_compress.kernels.cpu.job import finish, get_float32, load, put_float32, store, to_float32, wants
 from lightning_compress.kernels.cpu.selection import kept
 from lightning_compress.kernels.table import KEY, LENGTH, PAYLOAD, START
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def encode(job, ratio, unbiased):
     table, payload, p = job.table, job.payload, job.p
     real = p.dtype.type
@@ -28,7 +27,7 @@ def encode(job, ratio, unbiased):
         store(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def decode(job, ratio, unbiased):
     table, payload, total = job.table, job.payload, job.total
     for b in range(table.shape[0]):
@@ -44,7 +43,7 @@ def decode(job, ratio, unbiased):
         finish(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def stratum(j, n, k):
     """First element and length of stratum j of k."""
     first = j * n // k

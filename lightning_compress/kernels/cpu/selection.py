@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from lightning_compress.kernels.cpu.compiling import njit
 from lightning_compress.kernels.cpu.job import Array
 
 LANES, GROUP = 16, 4
@@ -37,13 +38,13 @@ class Selection(NamedTuple):
     """As ``maxima``: those of groups of groups."""
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def kept(n, ratio):
     """``compressors.base.kept``."""
     return max(1, int(ratio * n + 0.5))
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def selection_scratch(bits):
     """Scratch for blocks that fit in ``job.bits``; pages that are never touched cost nothing."""
     longest, integer = bits.shape[0], bits.dtype
@@ -55,7 +56,7 @@ def selection_scratch(bits):
     )
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def largest(job, n, k, low, top, selection):
     """Chooses the k largest of the n magnitudes in ``job.bits``, ties by lower index.
 
@@ -80,7 +81,7 @@ def largest(job, n, k, low, top, selection):
     return count if count <= k else cut(selection, count, k, bound, top)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def group_maxima(words, mask, n, maxima):
     """Lists the largest magnitude of each group; returns how many. What does not fill GROUP rows is in no group."""
     integer = type(mask)
@@ -94,7 +95,7 @@ def group_maxima(words, mask, n, maxima):
     return tiles * LANES
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def reached_by(words, mask, n, k, low, top):
     """A bound, ``low`` or more, that at least k of the n magnitudes reach, and not many more than k if possible.
 
@@ -149,7 +150,7 @@ def lowest_bit(typingctx, word):
     return types.int64(types.int64), codegen
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def collect(bits, mask, n, bound, selection):
     """Lists the elements that reach ``bound``; returns how many."""
     index, word, count = selection.chosen, selection.word, 0
@@ -168,7 +169,7 @@ def collect(bits, mask, n, bound, selection):
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def cut(selection, count, k, low, top):
     """Keeps the k largest of ``count`` candidates, all of which reach ``low``."""
     index, word = selection.chosen, selection.word

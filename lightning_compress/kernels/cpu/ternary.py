@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from lightning_compress.kernels.cpu.compiling import njit
 from lightning_compress.kernels.cpu.job import finish, get_float32, load, put_float32, store, to_float32, wants
 from lightning_compress.kernels.reference.bits import TINY
 from lightning_compress.kernels.reference.ternary import TRITS
 from lightning_compress.kernels.table import LENGTH, PAYLOAD
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def encode(job):
     table, shared, payload, p = job.table, job.shared, job.payload, job.p
     digits = np.empty(p.shape[0] + TRITS, np.uint8)
@@ -28,7 +28,7 @@ def encode(job):
         store(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def take_digits(p, digits, n, top):
     """Digits of a block; leaves p - decoded in ``p``."""
     high = p.dtype.type(np.float32(top * np.float32(0.5)))
@@ -39,14 +39,14 @@ def take_digits(p, digits, n, top):
         p[i] = x - (top if x > high else -top if x < low else zero)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def planes(digits, m):
     """The digits of the m bytes by place: five slices."""
     d = digits
     return d[:m], d[m : 2 * m], d[2 * m : 3 * m], d[3 * m : 4 * m], d[4 * m : 5 * m]
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def pack(digits, n, payload, at):
     m = (n + TRITS - 1) // TRITS
     for i in range(n, m * TRITS):
@@ -57,7 +57,7 @@ def pack(digits, n, payload, at):
         out[i] = np.uint8(d0[i] + 3 * d1[i] + 9 * d2[i] + 27 * d3[i] + 81 * d4[i])
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def unpack(payload, at, n, digits):
     m = (n + TRITS - 1) // TRITS
     packed = payload[at : at + m]
@@ -72,13 +72,13 @@ def unpack(payload, at, n, digits):
         d0[i], d1[i], d2[i], d3[i], d4[i] = v0 - 3 * v1, v1 - 3 * v2, v2 - 3 * v3, v3 - 3 * v4, v4
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def add_block(total, digits, n, top):
     for i in range(n):  # the lower bit says plus, the upper one minus
         total[i] += (np.float32(np.uint8(digits[i] & 1)) - np.float32(np.uint8(digits[i] >> 1))) * top
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def decode(job):
     table, payload, total = job.table, job.payload, job.total
     digits = np.empty(total.shape[0] + TRITS, np.uint8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from lightning_compress.kernels.cpu.cast import (
     BF16_MAX,
@@ -14,6 +13,7 @@ from lightning_compress.kernels.cpu.cast import (
     fp16_code,
     fp16_value,
 )
+from lightning_compress.kernels.cpu.compiling import njit
 from lightning_compress.kernels.cpu.job import finish, get_float32, load, put_float32, store, to_float32, wants
 from lightning_compress.kernels.cpu.selection import kept, largest, selection_scratch
 from lightning_compress.kernels.table import LENGTH, PAYLOAD
@@ -21,7 +21,7 @@ from lightning_compress.kernels.table import LENGTH, PAYLOAD
 FP32, BF16, FP16 = 0, 1, 2
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def encode(job, ratio, value_format):
     table, payload, p, bits = job.table, job.payload, job.p, job.bits
     selection = selection_scratch(bits)
@@ -46,7 +46,7 @@ def encode(job, ratio, value_format):
         store(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def put_values(p, index, count, value_format, payload, at):
     """Writes the chosen values; leaves p - decoded in ``p``."""
     if value_format == FP32:
@@ -65,7 +65,7 @@ def put_values(p, index, count, value_format, payload, at):
         p[i] -= bf16_value(code) if value_format == BF16 else fp16_value(code)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def decode(job, ratio, value_format):
     table, payload, total = job.table, job.payload, job.total
     for b in range(table.shape[0]):
@@ -85,18 +85,18 @@ def decode(job, ratio, value_format):
         finish(job, b)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def index_nbytes(n):
     return 2 if n <= 65536 else 4
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def get_index(payload, at, width):
     index = np.int64(payload[at]) | np.int64(payload[at + 1]) << 8
     return index if width == 2 else index | np.int64(payload[at + 2]) << 16 | np.int64(payload[at + 3]) << 24
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def get_value(payload, at, slot, value_format):
     if value_format == FP32:
         return get_float32(payload, at + 4 * slot)
