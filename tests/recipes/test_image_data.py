@@ -183,9 +183,10 @@ def test_digits_need_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_named_root_is_the_only_place_that_is_searched(
-    tmp_path: Path, write_fashion_mnist: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, write_fashion_mnist: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "FASHION_MNIST_SYSTEM_FOLDER", write_fashion_mnist)
-    assert images.find_fashion_mnist(None) == write_fashion_mnist
+    write_fashion_mnist(tmp_path / "system", compress=True)
+    monkeypatch.setattr(images, "FASHION_MNIST_SYSTEM_FOLDER", tmp_path / "system")
+    assert images.find_fashion_mnist(None) == tmp_path / "system"
     with pytest.raises(FileNotFoundError, match="elsewhere"):
         images.find_fashion_mnist(str(tmp_path / "elsewhere"))
