@@ -1,5 +1,6 @@
 """The README's code runs as it is printed."""
 
+import json
 import os
 import re
 import subprocess
@@ -75,6 +76,16 @@ def test_yaml_is_the_shipped_config() -> None:
     (block,) = code_blocks("yaml")
     shipped = cli.shipped_configs()["compression/topk"]
     assert yaml.safe_load(block) == yaml.safe_load(shipped.read_text())
+
+
+def test_ratios_in_the_table_are_those_of_the_result_file() -> None:
+    (file,) = re.findall(r"benchmarks/results/\S+_wire_bytes\.json", README)
+    rows = json.loads((Path(__file__).parents[1] / file).read_text())["rows"]
+    measured = {(row["model"], row["method"]): f"{row['ratio']:.3g}" for row in rows if row["ranks"] == 2}
+    table = re.findall(r"^\| `(compressed\w*)` \|.*\| (\S+) \| (\S+) \| (?:yes|no) \|$", README, flags=re.MULTILINE)
+    assert len(table) == len(PRESETS)
+    for method, resnet, bert in table:
+        assert (resnet, bert) == (measured["resnet50", method], measured["bert_base", method]), method
 
 
 def test_table_of_presets_is_complete_and_true() -> None:
