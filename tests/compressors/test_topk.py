@@ -54,7 +54,7 @@ def test_slots_that_are_not_needed_hold_nothing(use_reference):
     assert coded.payload[20:].view(torch.bfloat16).tolist() == [3, -4, *[0] * 8]
 
 
-@pytest.mark.parametrize("value_dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("scale", [1.0, 1e6])
 def test_the_rounding_error_of_a_value_stays_in_the_residual(value_dtype, scale):
     g = torch.randn(5000, generator=torch.Generator().manual_seed(0)) * scale  # 1e6: beyond fp16
@@ -110,7 +110,7 @@ def test_indices_count_only_if_they_ascend_inside_the_block(use_reference):
         ({"ratio": "1%"}, "ratio"),
         ({"block_size": 0}, "block_size"),
         ({"block_size": 65537}, "block_size"),
-        ({"value_dtype": "fp8"}, "value_dtype"),
+        ({"dtype": "fp8"}, "dtype"),
     ],
 )
 def test_bad_arguments(arguments, named):
