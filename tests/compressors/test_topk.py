@@ -16,8 +16,8 @@ FORMATS = st.sampled_from(["bf16", "fp16", "fp32"])
 
 @given(tensors(), RATIOS, st.sampled_from([1, 64, 1000, 4096, None]), FORMATS)
 @settings(deadline=None, max_examples=100)
-def test_kernels_are_the_reference(g, ratio, block_size, value_dtype):
-    assert_kernels_agree(TopK(ratio, block_size, value_dtype), g)
+def test_kernels_are_the_reference(g, ratio, block_size, dtype):
+    assert_kernels_agree(TopK(ratio, block_size, dtype), g)
 
 
 @given(tensors(), RATIOS, st.sampled_from(PATHS))
@@ -56,11 +56,11 @@ def test_slots_that_are_not_needed_hold_nothing(use_reference):
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("scale", [1.0, 1e6])
-def test_the_rounding_error_of_a_value_stays_in_the_residual(value_dtype, scale):
+def test_the_rounding_error_of_a_value_stays_in_the_residual(dtype, scale):
     g = torch.randn(5000, generator=torch.Generator().manual_seed(0)) * scale  # 1e6: beyond fp16
-    coded = code(TopK(0.1, 1000, value_dtype), g)
+    coded = code(TopK(0.1, 1000, dtype), g)
     assert torch.equal(coded.decoded.double() + coded.residual.double(), g.double())
-    assert coded.residual[coded.decoded != 0].any() == (value_dtype != "fp32")
+    assert coded.residual[coded.decoded != 0].any() == (dtype != "fp32")
 
 
 def test_bf16_is_the_default_since_it_keeps_tiny_gradients():
@@ -71,11 +71,11 @@ def test_bf16_is_the_default_since_it_keeps_tiny_gradients():
 
 @given(tensors(2000), RATIOS, st.sampled_from(["bf16", "fp32"]))
 @settings(deadline=None, max_examples=60)
-def test_contraction(g, ratio, value_dtype):
+def test_contraction(g, ratio, dtype):
     g = g.float().nan_to_num().clamp(-1e15, 1e15)
     if g.abs().max() < 1e-15:
         return  # values below the formats' normal numbers
-    compressor = TopK(ratio, None, value_dtype)
+    compressor = TopK(ratio, None, dtype)
     left, whole = (x.double().square().sum() for x in (code(compressor, g).residual, g))
     assert left <= (1 - compressor.contraction(len(g)) + 1e-12) * whole
 
