@@ -220,6 +220,6 @@ def _require_equal_settings(settings: ExchangeSettings, parameters: Mapping[str,
         for name, value in theirs.items():
             if value != everyone[0][name]:
                 raise ValueError(
-                    f"All ranks need the same {name} for the gradient exchange. Rank 0 has {everyone[0][name][:500]}; "
-                    f"rank {rank} has {value[:500]}."
+                    f"All ranks need the same settings and the same model; {name} differs: rank 0 has "
+                    f"{everyone[0][name][:500]}; rank {rank} has {value[:500]}."
                 )
