@@ -94,7 +94,9 @@ def test_what_is_owed_is_conserved_over_changes_of_the_world_size() -> None:
 
 
 def load_other_ranks_state() -> str:
-    exchange = register_comm_hook(DistributedDataParallel(make_model()))
+    model = DistributedDataParallel(make_model())
+    exchange = register_comm_hook(model)
+    loss_of(model, make_batches(2, 1)[0][dist.get_rank()]).backward()
     state = exchange.state_dict()
     state["ranks"], state["world_size"] = [0], 3
     with pytest.raises(ValueError, match="merge") as error:
