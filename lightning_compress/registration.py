@@ -73,8 +73,12 @@ class _RegisteringLoader(Loader):
     @override
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        # ours registers itself when it has been executed; it may be what is importing Lightning just now
-        importlib.import_module(MODULES[module.__name__])
+        ours = importlib.import_module(MODULES[module.__name__])
+        strategy = vars(ours).get("CompressedStrategy")
+        if (
+            strategy is not None
+        ):  # else ours is what imports Lightning just now, and registers when it has been executed
+            strategy.register_strategies(module.StrategyRegistry)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)  # sources, resources
