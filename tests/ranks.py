@@ -31,8 +31,9 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
             )
             for rank in range(world_size)
         ]
-        for process in processes:
+        for process, (_, end) in zip(processes, pipes, strict=True):
             process.start()
+            end.close()  # ours: a rank that dies without a word is noticed at once
         try:
             return [_receive(pipe, rank, timeout) for rank, (pipe, _) in enumerate(pipes)]
         finally:
@@ -44,7 +45,10 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
 def _receive(pipe: Any, rank: int, timeout: float) -> Any:
     if not pipe.poll(timeout):
         raise TimeoutError(f"rank {rank} gave no result within {timeout} s")
-    error, result = pickle.loads(pipe.recv_bytes())
+    try:
+        error, result = pickle.loads(pipe.recv_bytes())
+    except EOFError:
+        raise AssertionError(f"rank {rank} ended without a result") from None
     if error is not None:
         raise AssertionError(f"rank {rank} failed:\n{error}")
     return result

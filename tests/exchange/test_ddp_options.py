@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -354,6 +356,20 @@ def subgroups():
 def test_a_model_on_a_part_of_the_ranks():
     first, second, third, fourth = run_ranks(subgroups, 4, timeout=40)
     assert first == second != third == fourth
+
+
+def pickled():
+    """The exchange of a model that is being trained: its threads and groups stay where they are."""
+    ddp, exchange = wrap(make_net(), compressor=Quantize(3), start_step=1)
+    train(ddp, 3)
+    copy = pickle.loads(pickle.dumps(exchange))
+    train(ddp, 1)
+    assert residuals(exchange)
+    return copy.stats()["steps"], exchange.stats()["steps"], copy.settings == exchange.settings, residuals(copy)
+
+
+def test_an_exchange_can_be_pickled_while_it_works():
+    assert run_ranks(pickled, 2) == [(3, 4, True, {})] * 2
 
 
 def wrapped_again():

@@ -154,7 +154,7 @@ def killed(folder, how):
 
 @pytest.mark.parametrize("how", ["killed", "left"])
 def test_a_peer_that_is_gone_is_an_error_within_seconds(tmp_path, how):
-    with pytest.raises((AssertionError, EOFError)):
+    with pytest.raises(AssertionError):
         run_ranks(killed, 3, str(tmp_path), how, timeout=30)
     for rank in (0, 1):
         seconds, message = said(tmp_path, rank)
@@ -187,10 +187,10 @@ def test_a_peer_that_hangs_is_an_error_after_the_timeout(tmp_path):
 
 def different_settings():
     messages = []
-    for mine in ({"compressor": "bf16"}, {"compressor": "fp16"}), ({"start_step": 0}, {"start_step": 1}):
+    for name, values in (("compressor", ("bf16", "fp16")), ("start_step", (0, 1)), ("dense", ("auto", 4096))):
         ddp = DistributedDataParallel(make_net())
-        with pytest.raises(ValueError, match="All ranks need the same settings") as error:
-            GradientExchange(**mine[dist.get_rank()]).attach(ddp)
+        with pytest.raises(ValueError, match=f"All ranks need the same settings.*{name} differs") as error:
+            GradientExchange(**{name: values[dist.get_rank()]}).attach(ddp)
         messages.append(str(error.value))
     return messages
 

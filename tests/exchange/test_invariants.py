@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from lightning_compress import Cast
+from lightning_compress import Cast, LinearDithering, NaturalDithering, RandomK
 from tests.exchange.training import EXCHANGES, batch, content, make_net, train, wrap
 from tests.ranks import run_ranks
 
@@ -58,3 +59,39 @@ def test_gradients_are_averaged_exactly_once(ranks):
     for errors in run_ranks(gradients_of_a_known_mean, ranks):
         assert errors["none"] <= 1e-6
         assert {name: error for name, error in errors.items() if error > 0.01} == {}
+
+
+def decode_equal_gradients():
+    """All ranks have the same gradient at every step, and nothing is remembered: only the random numbers differ."""
+    found = {}
+    for name, compressor in {
+        "dithering": LinearDithering(2, block_size=1024),
+        "natural": NaturalDithering(3, block_size=1024),
+        "randomk": RandomK(1 / 8, unbiased=True),
+    }.items():
+        exchange_name = "auto" if name == "randomk" else "all_gather"
+        ddp, exchange = wrap(
+            nn.Linear(50, 50, bias=False), compressor=compressor, memory="none", exchange=exchange_name
+        )
+        gradient = torch.randn(50, 50, generator=torch.Generator().manual_seed(0))
+        decoded = []
+        for _ in range(3):
+            ddp.zero_grad()
+            (0.0 * ddp(torch.ones(1, 50)).sum() + (ddp.module.weight * gradient).sum()).backward()
+            decoded.append(ddp.module.weight.grad.clone())
+        found[name] = decoded
+        exchange.close()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*sends .* times the bytes")
+def test_random_numbers_differ_between_steps_and_where_they_should_between_ranks():
+    alone, both = run_ranks(decode_equal_gradients, 2)[0], run_ranks(decode_equal_gradients, 4)[0]
+    for name in ("dithering", "natural", "randomk"):
+        assert not alone[name][0].equal(alone[name][1])
+        assert not alone[name][1].equal(alone[name][2])
+    # the mean of several draws lies between the levels of one
+    for name in ("dithering", "natural"):
+        assert both[name][1].abs().unique().numel() > 1.5 * alone[name][1].abs().unique().numel()
+    # random-k's ranks share their seed: no more elements than one rank sends
+    assert int((both["randomk"][1] != 0).sum()) <= 2500 / 8 + 8

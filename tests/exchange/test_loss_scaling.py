@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lightning_compress import Cast, Quantize
+from lightning_compress import Cast, LinearDithering, NaturalDithering, OneBit, Quantize, Ternary, TopK
 from tests.exchange.training import batch, content, make_net, mean_square, residuals, wrap
 from tests.ranks import run_ranks
 
@@ -197,10 +197,23 @@ def nan_without_scaler(settings, value):
     return seen, [name for name, memory in residuals(exchange).items() if not torch.isfinite(memory).all()]
 
 
+PER_TENSOR = {
+    f"{compressor.name}_per_tensor": {"compressor": compressor, "memory": "error_feedback", "exchange": "two_way"}
+    for compressor in (
+        OneBit(block_size=None),
+        Ternary(block_size=None),
+        Cast("fp8", block_size=None),
+        LinearDithering(4, norm="l2", block_size=None),
+        NaturalDithering(4, block_size=None),
+        TopK(0.01, block_size=None),
+    )
+}
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "none"])
+@pytest.mark.parametrize("way", [way for way in {**WAYS, **PER_TENSOR} if way != "none"])
 def test_a_non_finite_element_reaches_all_ranks_and_stays_in_no_memory(way, value):
-    for seen, poisoned in run_ranks(nan_without_scaler, 2, WAYS[way], value):
+    for seen, poisoned in run_ranks(nan_without_scaler, 2, {**WAYS, **PER_TENSOR}[way], value):
         weight = 2
         assert seen[0] == [i != weight for i in range(6)]  # the whole parameter, on both ranks, and no other
         assert seen[1] == seen[2] == [True] * 6

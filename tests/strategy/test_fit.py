@@ -233,6 +233,18 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all() -> None:
     assert finite_memories
 
 
+def residuals_under_scale(init_scale: float) -> float:
+    precision = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=init_scale))
+    trainer, _ = fitted("compressed", plugins=[precision])
+    return float(torch.stack([m.norm() for m in residuals(trainer.strategy.exchange).values()]).norm())
+
+
+def test_residuals_are_in_the_units_of_the_gradient_whatever_the_loss_scale() -> None:
+    small, large = run_ranks(residuals_under_scale, 2, 2.0**6)[0], run_ranks(residuals_under_scale, 2, 2.0**10)[0]
+    assert small == pytest.approx(large, rel=0.1)
+    assert small > 0
+
+
 def fit_precisions() -> dict[str, tuple[str, set[torch.dtype]]]:
     found = {}
     for precision in ("bf16-mixed", "bf16-true", "64-true"):
