@@ -33,6 +33,8 @@ MORE_BITS = {"quantize": (2, 3, 4, 8), "dithering": (4, 5, 8), "natural": (3, 4)
 LARGEST = (TopK, CenteredTopK)
 """Compressors that look for the largest elements: ``torch.topk`` is what they replace."""
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16")}
+WHOLE = "_tensor"
+"""End of the name of a row whose block is the whole tensor."""
 ROW = 1024
 """Elements of a row of the imagined weight; codes that have no zero carry one bit for each."""
 WARM_UP = 2
@@ -90,8 +92,10 @@ class CodecCase(Case):
 
     def __init__(self, name: str, compressor: Compressor, arena: Arena) -> None:
         self.name = name
-        spec = ParameterSpec("weight", arena.numel, min(ROW, arena.numel), dense=False)
-        plan = BlockPlan([spec], compressor, compressor, owners=1).bucket(["weight"], {"weight": 0}, {"weight": 0})
+        row = min(ROW, arena.numel) if compressor.block_size else arena.numel
+        spec = ParameterSpec("weight", arena.numel, row, dense=False)
+        blocks = BlockPlan([spec], compressor, compressor, owners=1, whole_tensors=True)
+        plan = blocks.bucket(["weight"], {"weight": 0}, {"weight": 0})
         (part,) = plan.parts
         self._codec = BlockCodec(compressor, part.table, per_tensor=True)
         self._payload = torch.zeros(plan.section_nbytes[0], dtype=torch.uint8)
@@ -178,9 +182,17 @@ def default_rows() -> list[str]:
 def compressor_of(row: str) -> tuple[str, Compressor]:
     """The compressor behind NAME, NAME_BITS or (share of kept elements) NAME_RATIO, and the full name of its row.
 
+    Any of them may end in "_tensor": one scale and one selection for the whole tensor instead of one per block.
+
     Raises:
         ValueError: It is none of these.
     """
+    if row.endswith(WHOLE):
+        name, compressor = compressor_of(row.removesuffix(WHOLE))
+        if not hasattr(compressor, "block_size"):
+            raise ValueError(f"{row!r}: the compressor of {name!r} has no blocks")
+        compressor.block_size = None
+        return name + WHOLE, compressor
     if row in compressor_names():
         compressor = get_compressor(row)
         return (f"{row}_{compressor.bits}" if hasattr(compressor, "bits") else row), compressor

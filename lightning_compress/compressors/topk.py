@@ -11,6 +11,7 @@ from typing_extensions import override
 from lightning_compress.compressors.base import Blocks, Compressor, CPUKernels, check_block_size, check_ratio, kept
 from lightning_compress.kernels.cpu import topk as cpu
 from lightning_compress.kernels.reference import topk as reference
+from lightning_compress.kernels.reference.selection import largest, sample_stride, sampled
 
 _FORMATS = {"fp16": (torch.float16, cpu.FP16), "bf16": (torch.bfloat16, cpu.BF16), "fp32": (torch.float32, cpu.FP32)}
 
@@ -18,16 +19,18 @@ _FORMATS = {"fp16": (torch.float16, cpu.FP16), "bf16": (torch.bfloat16, cpu.BF16
 class TopK(Compressor):
     """Sends the k elements of largest magnitude of each block: a 16-bit index and a value each.
 
-    The selection is exact, ties go to the lower index, and a block with fewer than k non-zero elements sends those it
-    has. At 1 % of blocks of 4096: 41 x (16 + 16) bits, 0.32 bits per element (100x). The selection of Deep Gradient
-    Compression (Lin et al. 2017) and of the top-k runs of arXiv 2105.07829, per block instead of per tensor.
+    The selection per block is exact, ties go to the lower index, and a block with fewer than k non-zero elements sends those
+    it has. At 1 % of blocks of 4096: 41 x (16 + 16) bits, 0.32 bits per element (100x). ``block_size=None`` is the selection
+    of Deep Gradient Compression (Lin et al. 2017): per tensor, by a threshold estimated from a sample; it takes the k
+    largest or fewer, mostly 0.8 k and more, and what it leaves free is sent as void.
 
     Args:
         ratio: Share of the elements of a block to send, in (0, 1]. 0.01 and error feedback are near dense in most runs;
             below, warm up with a higher density.
         block_size: Elements among which the largest are chosen, at most 65536. Larger blocks choose more freely,
-            smaller ones share out the traffic more evenly among the owners. None: a whole tensor in an all-gather
-            (32-bit indices if it has more than 65536 elements), pieces of 65536 elements in a two-way exchange.
+            smaller ones share out the traffic more evenly among the owners. None: by a sampled threshold, among a whole
+            tensor in an all-gather (32-bit indices if it has more than 65536 elements), among pieces of 65536 elements in a
+            two-way exchange.
         dtype: Format of the values. "bf16" has float32's range, so tiny gradients survive; its rounding error of
             up to 0.4 % stays in the memory like all that is not sent. "fp16" rounds 8 times finer, but magnitudes
             below 3e-8 become zero and above 65504 saturate: for gradients known to lie in between. "fp32" is exact and
@@ -55,7 +58,9 @@ class TopK(Compressor):
 
     @override
     def encode(self, p: Tensor, blocks: Blocks) -> Tensor:
-        return reference.encode(p, kept(blocks.numel, self.ratio), _FORMATS[self.dtype][0])
+        k = kept(blocks.numel, self.ratio)
+        chosen = sampled(p.abs(), k, self.ratio) if self.block_size is None else largest(p.abs(), k)
+        return reference.encode(p, chosen, k, _FORMATS[self.dtype][0])
 
     @override
     def decode(self, payload: Tensor, blocks: Blocks) -> Tensor:
@@ -65,11 +70,13 @@ class TopK(Compressor):
     def contraction(self, numel: int) -> float:
         """k/n, less the share of the sent energy that rounding of the values leaves: at most eps**2 / 4 of it.
 
-        Holds while the sent values lie in the normal range of the format.
+        A sampled threshold may, at worst, let only the largest element pass. Holds while the sent values lie in the normal
+        range of the format.
         """
+        sent = 1 if self.block_size is None and sample_stride(numel, self.ratio) > 1 else kept(numel, self.ratio)
         rounding = torch.finfo(_FORMATS[self.dtype][0]).eps / 2
-        return kept(numel, self.ratio) / numel * (1.0 - rounding**2)
+        return sent / numel * (1.0 - rounding**2)
 
     @override
     def cpu_kernels(self) -> CPUKernels:
-        return CPUKernels(cpu.encode, cpu.decode, (self.ratio, _FORMATS[self.dtype][1]))
+        return CPUKernels(cpu.encode, cpu.decode, (self.ratio, _FORMATS[self.dtype][1], self.block_size is None))

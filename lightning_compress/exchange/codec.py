@@ -36,6 +36,13 @@ class MemoryView:
     compensate: bool
     update: bool
 
+    def get(self, parameter: int, offset: int, numel: int) -> Tensor:
+        """What is read of a parameter of the bucket, whose part of the store begins at ``offset``: [numel]."""
+        if not self.read.is_cuda:
+            return self.state.narrow(0, offset + int(self.read[parameter]), numel)
+        # which copy it is, only the device knows
+        return self.state[torch.arange(offset, offset + numel, device=self.read.device) + self.read[parameter]]
+
     @classmethod
     def of(cls, store: StoreView | None, values: Tensor) -> MemoryView:
         """Error feedback on ``store``; without one, nothing is added and nothing is kept."""
@@ -67,7 +74,8 @@ class BlockCodec:
         kernels = compressor.cpu_kernels() if table.device.type == "cpu" and not use_reference else None
         self._kernels = kernels
         self._groups = [] if kernels else list(_equal_blocks(table))
-        self._tensors = list(_whole_tensors(table)) if per_tensor and compressor.block_size is None else []
+        scaled = type(compressor).statistic is not Compressor.statistic
+        self._tensors = list(_whole_tensors(table)) if per_tensor and scaled and compressor.block_size is None else []
 
     def __len__(self) -> int:
         return len(self.table)
@@ -175,8 +183,7 @@ class BlockCodec:
         for source, state, parameter, row, numel in self._tensors:
             p = values[source : source + numel]
             if memory.compensate:
-                index = torch.arange(state, state + numel, device=values.device) + memory.read[parameter]
-                p = p + scale * memory.state[index]
+                p = p + scale * memory.get(parameter, state, numel)
             one = self.compressor.statistic(weight * p, row)
             if one is not None:
                 statistics = values.new_zeros(len(status), dtype=torch.float32) if statistics is None else statistics

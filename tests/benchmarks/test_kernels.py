@@ -114,3 +114,11 @@ def test_the_script_runs_from_any_folder_and_saves_a_dated_file(tmp_path: Path) 
     assert content["command"].startswith("python benchmarks/kernels.py --numel 1000")
     assert content["versions"]["torch"] == torch.__version__.partition("+")[0]
     assert [len(one["ms"]) for one in content["repetitions"]] == [2, 2]
+
+
+def test_a_row_of_a_whole_tensor_has_one_block() -> None:
+    name, compressor = kernels.compressor_of("topk_0.01_tensor")
+    assert (name, compressor) == ("topk_0.01_tensor", TopK(0.01, None))
+    assert len(kernels.CodecCase(name, compressor, kernels.Arena(100_000, torch.float32))._codec) == 1
+    with pytest.raises(ValueError, match="has no blocks"):
+        kernels.compressor_of("none_tensor")

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_compress.compressors import TopK
+from lightning_compress.kernels.reference.selection import sample_stride
 from tests.compressors.both import PATHS, assert_kernels_agree, code, decode, tensors
 
 RATIOS = st.sampled_from([0.001, 0.01, 0.06, 0.2, 0.7, 1.0])
@@ -25,7 +26,7 @@ def test_kernels_are_the_reference(g, ratio, block_size, dtype):
 def test_what_is_sent_are_the_largest_magnitudes(g, ratio, use_reference):
     g = g.float().nan_to_num()  # no subnormal is lost in float32
     k = max(1, int(ratio * len(g) + 0.5))
-    sent = code(TopK(ratio, None, "fp32"), g, use_reference=use_reference).decoded
+    sent = code(TopK(ratio, 65536, "fp32"), g, use_reference=use_reference).decoded
     expected = g.abs().topk(k).values
     assert torch.equal(sent.abs().topk(k).values, expected)
     assert torch.equal(sent[sent != 0], g[sent != 0])
@@ -33,6 +34,31 @@ def test_what_is_sent_are_the_largest_magnitudes(g, ratio, use_reference):
     level = (g.abs() == expected[-1]) & (g != 0)
     taken = sent[level] != 0
     assert not (taken[1:] & ~taken[:-1]).any()
+
+
+@pytest.mark.parametrize("use_reference", PATHS)
+@pytest.mark.parametrize("shape", ["normal", "one large", "sample too high", "sample of zeros", "equal"])
+def test_a_sampled_threshold_takes_the_largest_and_never_more_than_k(use_reference, shape):
+    k, ratio = 500, 0.01
+    g = torch.randn(50_000, generator=torch.Generator().manual_seed(0)).exp()
+    sampled = torch.arange(50_000) % sample_stride(50_000, ratio) == 0
+    assert 1000 < sampled.sum() < 10_000
+    if shape == "one large":
+        g[77] = 1e9
+    elif shape == "sample too high":
+        g[sampled.nonzero()[:40]] = 1e6
+    elif shape == "sample of zeros":
+        g[sampled] = 0.0
+    elif shape == "equal":
+        g[:] = 1.0
+    sent = code(TopK(ratio, None, "fp32"), g, use_reference=use_reference).decoded
+    count = int(sent.count_nonzero())
+    assert count <= k
+    assert count >= 0.8 * k or shape == "sample too high"
+    assert torch.equal(sent[sent != 0], g[sent != 0])
+    assert sent[sent != 0].min() >= g[sent == 0].max()
+    if shape == "sample too high":
+        assert 0 < count < k  # an exact selection would send k
 
 
 @pytest.mark.parametrize("use_reference", PATHS)

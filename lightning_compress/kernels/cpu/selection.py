@@ -82,6 +82,37 @@ def largest(job, n, k, low, top, selection):
 
 
 @njit()
+def sampled(job, n, k, ratio, top, selection):
+    """``kernels.reference.selection.sampled``; as :func:`largest` otherwise."""
+    bits, mask, word, p = job.bits, job.mask, selection.word, job.p
+    stride = 1 if ratio > 0.5 else max(1, (n // max(n // 100, int(32 / ratio)) - 1) | 1)
+    if stride == 1:
+        return largest(job, n, k, 1, top, selection)
+    samples = (n + stride - 1) // stride
+    for i in range(samples):
+        word[i] = bits[i * stride] & mask
+    rank = samples - kept(samples, ratio)
+    last = bits.shape[0] - 1
+    bits[last] = np.partition(word[:samples], rank)[rank]
+    for _ in range(10):
+        if 5 * reaching(bits, mask, n, bits[last]) >= 4 * k:
+            break
+        p[last] *= p.dtype.type(0.8)
+    bound = max(1, bits[last])
+    count = collect(bits, mask, n, type(mask)(bound), selection)
+    return count if count <= k else cut(selection, count, k, bound, top)
+
+
+@njit()
+def reaching(words, mask, n, bound):
+    """How many of the n magnitudes reach ``bound``."""
+    count = np.int32(0)
+    for i in range(n):
+        count += np.int32((words[i] & mask) >= bound)
+    return count
+
+
+@njit()
 def group_maxima(words, mask, n, maxima):
     """Lists the largest magnitude of each group; returns how many. What does not fill GROUP rows is in no group."""
     integer = type(mask)
@@ -109,9 +140,7 @@ def reached_by(words, mask, n, k, low, top):
         # From the top down in doubling steps: the k-th magnitude is mostly a few powers of two below the largest.
         middle = max(high - step, low + (high - low >> 1))
         step = min(step + step, high >> 1)
-        bound, count = integer(middle), np.int32(0)
-        for i in range(n):
-            count += np.int32((words[i] & mask) >= bound)
+        count = reaching(words, mask, n, integer(middle))
         if count < k:
             high = middle
         else:

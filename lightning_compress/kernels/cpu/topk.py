@@ -15,14 +15,14 @@ from lightning_compress.kernels.cpu.cast import (
 )
 from lightning_compress.kernels.cpu.compiling import njit
 from lightning_compress.kernels.cpu.job import finish, get_float32, load, put_float32, store, to_float32, wants
-from lightning_compress.kernels.cpu.selection import kept, largest, selection_scratch
+from lightning_compress.kernels.cpu.selection import kept, largest, sampled, selection_scratch
 from lightning_compress.kernels.table import LENGTH, PAYLOAD
 
 FP32, BF16, FP16 = 0, 1, 2
 
 
 @njit()
-def encode(job, ratio, value_format):
+def encode(job, ratio, value_format, by_sample):
     table, payload, p, bits = job.table, job.payload, job.p, job.bits
     selection = selection_scratch(bits)
     index = selection.chosen
@@ -34,7 +34,8 @@ def encode(job, ratio, value_format):
         n, at = table[b, LENGTH], table[b, PAYLOAD]
         k = kept(n, ratio)
         p[last] = peak
-        count = largest(job, n, k, 1, bits[last], selection)
+        top = bits[last]
+        count = sampled(job, n, k, ratio, top, selection) if by_sample else largest(job, n, k, 1, top, selection)
         width = index_nbytes(n)
         if width == 2:
             for slot in range(count):
@@ -66,7 +67,7 @@ def put_values(p, index, count, value_format, payload, at):
 
 
 @njit()
-def decode(job, ratio, value_format):
+def decode(job, ratio, value_format, by_sample):
     table, payload, total = job.table, job.payload, job.total
     for b in range(table.shape[0]):
         if not wants(job, b):

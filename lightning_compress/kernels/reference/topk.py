@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_compress.kernels.reference.bits import from_bytes, to_bytes, to_float32
 from lightning_compress.kernels.reference.cast import saturating_cast
-from lightning_compress.kernels.reference.selection import indices_of, largest, scatter
+from lightning_compress.kernels.reference.selection import indices_of, scatter
 
 
 def index_nbytes(numel: int) -> int:
@@ -18,10 +18,9 @@ def index_nbytes(numel: int) -> int:
     return 2 if numel <= 65536 else 4
 
 
-def encode(p: Tensor, k: int, dtype: torch.dtype) -> Tensor:
-    """Codes of ``p`` [m, n]: uint8 [m, k * (index_nbytes(n) + dtype.itemsize)]."""
+def encode(p: Tensor, chosen: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+    """Codes of the ``chosen`` elements of ``p``, both [m, n]: uint8 [m, k * (index_nbytes(n) + dtype.itemsize)]."""
     rows, numel = p.shape
-    chosen = largest(p.abs(), k)
     indices = indices_of(chosen, k)
     used = torch.arange(k, device=p.device) < chosen.sum(dim=1, keepdim=True)
     values = torch.where(used, p.gather(1, indices), 0.0)
