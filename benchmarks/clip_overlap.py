@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -19,28 +19,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from typing_extensions import override
 
 from benchmarks.methods import Wrapped
 from benchmarks.report import Row, add_output_options, make_table, publish, short
 from benchmarks.step_time_rank import Interface, Run, Training, gather, measure, take_cores
 from benchmarks.workloads import ResNet50
 from lightning_compress import MomentumCorrection, TopK, register_comm_hook
-from lightning_compress.optim import DGCSGD
 
 CLIPPING = {
     "none": MomentumCorrection(0.9),
     "previous_step": MomentumCorrection(0.9, clip_norm=1.0, clip_norm_from="previous_step"),
     "this_step": MomentumCorrection(0.9, clip_norm=1.0),
 }
-
-
-class Workload(ResNet50):
-    """ResNet-50 with the optimizer that goes with momentum correction."""
-
-    @override
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return DGCSGD(parameters, lr=0.0, momentum=0.9, weight_decay=1e-4)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -64,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     take_cores(rank, args.cores)
     torch.set_num_threads(max(1, args.cores))
     dist.init_process_group("gloo")
-    training = Training(Workload(), rank)
+    training = Training(ResNet50(), rank, corrected=True)
     runs = [Run(name, _wrap(training.model, memory, args.ratio)) for name, memory in CLIPPING.items()]
     measure(training, runs, args.steps, Interface(os.environ["GLOO_SOCKET_IFNAME"]))
     samples = gather(runs, training.nbytes)
@@ -98,7 +88,7 @@ def _row(sample: Row, args: argparse.Namespace) -> Row:
 
 def _show(args: argparse.Namespace, rows: Sequence[Row], argv: Sequence[str]) -> None:
     columns = ["clip_norm_from", "median ms", "spread ms", "against none"]
-    table = make_table(f"{Workload.description}, DGC at {args.ratio:g}, {rows[0]['hosts']} hosts", columns)
+    table = make_table(f"{ResNet50.description}, DGC at {args.ratio:g}, {rows[0]['hosts']} hosts", columns)
     for row in rows:
         cells = (
             short(row["median_ms"]),

@@ -189,8 +189,6 @@ def compressor_of(row: str) -> tuple[str, Compressor]:
     """
     if row.endswith(WHOLE):
         name, compressor = compressor_of(row.removesuffix(WHOLE))
-        if not hasattr(compressor, "block_size"):
-            raise ValueError(f"{row!r}: the compressor of {name!r} has no blocks")
         compressor.block_size = None
         return name + WHOLE, compressor
     if row in compressor_names():

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
-from typing import Any
+from inspect import signature
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_compress import GradientExchange
+from lightning_compress import GradientExchange, MomentumCorrection
 from lightning_compress.presets import PRESETS
 
 REFERENCE = "noop"
 """The limit: a hook that exchanges nothing."""
 TORCH_METHODS = (REFERENCE, "fp32", "fp16", "bf16", "powersgd")
-# all methods train one model with one optimizer in turn; dgc would need its own, which does not apply momentum
-METHODS = (*TORCH_METHODS, *(f"compressed{suffix}" for suffix in PRESETS if suffix != "_dgc"))
+METHODS = (*TORCH_METHODS, *(f"compressed{suffix}" for suffix in PRESETS))
 _ONE_BUCKET_MB = 1 << 20
+_SYNC_BUFFERS = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in signature(DistributedDataParallel).parameters
+)
+"""DDP's argument for the broadcast of batch norm's statistics in every step; its name depends on the version of torch."""
 
 
 @dataclass
@@ -48,15 +52,20 @@ def ring_nbytes(nbytes: int, world_size: int) -> int:
 
 
 def make_exchange(method: str) -> GradientExchange:
-    """The exchange of ``compressed`` or ``compressed_<preset>``, as the strategy of that name makes it.
+    """The exchange of ``compressed`` or ``compressed_<preset>``, as the strategy of that name makes it, after its warm-up.
 
     Raises:
         ValueError: The preset cannot be made in this version.
     """
-    return GradientExchange(**PRESETS[method.removeprefix("compressed")])
+    return GradientExchange(**{**PRESETS[method.removeprefix("compressed")], "schedule": None})
 
 
-def wrap(module: nn.Module, method: str) -> Wrapped:
+def corrects_momentum(method: str) -> bool:
+    """Whether the method exchanges velocities, which needs an optimizer (``DGCSGD``) that does not apply momentum again."""
+    return method.startswith("compressed") and isinstance(make_exchange(method).settings.memory, MomentumCorrection)
+
+
+def wrap(module: nn.Module, method: str, broadcast_buffers: bool = False) -> Wrapped:
     """Wraps ``module`` for one method; called on all ranks.
 
     Several wrappers of one module can take turns: a reducer acts only on a backward whose forward went through it. That
@@ -64,7 +73,9 @@ def wrap(module: nn.Module, method: str) -> Wrapped:
     """
     # PowerSGD's hook waits inside a future's callback: with several buckets in flight all of gloo's threads would wait
     bucket_cap_mb = _ONE_BUCKET_MB if method == "powersgd" else None
-    ddp = DistributedDataParallel(module, init_sync=False, bucket_cap_mb=bucket_cap_mb, **_without_buffer_sync())
+    ddp = DistributedDataParallel(
+        module, init_sync=False, bucket_cap_mb=bucket_cap_mb, **{_SYNC_BUFFERS: broadcast_buffers}
+    )
     if method.startswith("compressed"):
         return Wrapped(ddp, make_exchange(method).attach(ddp))
     if method == "powersgd":
@@ -78,14 +89,8 @@ def wrap(module: nn.Module, method: str) -> Wrapped:
 def memory_factor(method: str) -> float:
     """Memory of a wrapper in units of the gradients' size, rounded up: buckets, residuals, buffers in flight."""
     if method.startswith("compressed"):
-        return 3.5
+        return 4.5 if corrects_momentum(method) else 3.5
     return {REFERENCE: 1.0, "fp32": 1.0, "powersgd": 3.0}.get(method, 2.0)
-
-
-def _without_buffer_sync() -> dict[str, Any]:
-    """Batch norm's statistics would be broadcast in every step (213 kB of ResNet-50), whatever the method."""
-    names = inspect.signature(DistributedDataParallel).parameters
-    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
 
 
 # Under its own name DDP refuses torch's bf16 hook without NCCL, though gloo adds bf16 up. DDP inspects the signature.

@@ -26,7 +26,7 @@ if not __package__:  # run as a script: this folder's kernels.py must not hide t
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.methods import METHODS, REFERENCE, make_exchange, memory_factor, ring_nbytes
+from benchmarks.methods import METHODS, REFERENCE, corrects_momentum, make_exchange, memory_factor, ring_nbytes
 from benchmarks.report import (
     ROOT,
     Row,
@@ -64,7 +64,7 @@ class Launch:
 
 
 def share_out(methods: Sequence[str], model: str, hosts: int, memory: int) -> list[tuple[str, ...]]:
-    """Groups the methods so that each group fits into ``memory``; the no-op hook, if asked for, is part of every group.
+    """Groups the methods so that each fits into ``memory`` and uses one optimizer; the no-op hook, if asked for, is in all.
 
     Args:
         methods: In the order of the table.
@@ -86,13 +86,17 @@ def share_out(methods: Sequence[str], model: str, hosts: int, memory: int) -> li
     for method in methods:
         if method == REFERENCE:
             continue
-        if not memory or need([*groups[-1], method]) <= memory:
-            groups[-1] = [*groups[-1], method]
-        elif need(alone := [*shared, method]) <= memory:
-            groups.append(alone)
-        else:
+        alone = [*shared, method]
+        if memory and need(alone) > memory:
             gib = f"{need(alone) / 2**30:.1f} GiB of memory, {memory / 2**30:.1f} GiB may be used"
             raise MemoryError(f"{model} with {' and '.join(alone)} on {hosts} hosts needs about {gib}")
+        if corrects_momentum(method):  # another optimizer: not in one process with the others
+            groups.insert(0, alone)
+        elif not memory or need([*groups[-1], method]) <= memory:
+            groups[-1] = [*groups[-1], method]
+        else:
+            groups.append(alone)
+    groups = [group for group in groups if group != shared] or [shared]
     return [tuple(group) for group in groups]
 
 
@@ -107,6 +111,7 @@ def run(launch: Launch, args: argparse.Namespace, advance: Callable[[str], None]
         hosts = [str(HOSTS), "-n", str(args.hosts), "-r", launch.rate, "-t", str(args.limit), "--"]
         rank = [sys.executable, "-m", "benchmarks.step_time_rank", "--model", launch.model, "--steps", str(args.steps)]
         rank += ["--cores", str(args.cores), "--output", str(output), "--methods", *launch.methods]
+        rank += ["--broadcast-buffers"] * args.broadcast_buffers
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(max(1, args.cores))}
         process = subprocess.Popen([*hosts, *rank], env=environment, stdout=subprocess.PIPE, text=True)
@@ -127,26 +132,26 @@ def run(launch: Launch, args: argparse.Namespace, advance: Callable[[str], None]
         return rows
 
 
-def summarise(model: str, rate: str, hosts: int, samples: Sequence[Row]) -> list[Row]:
+def summarise(model: str, rate: str, args: argparse.Namespace, samples: Sequence[Row]) -> list[Row]:
     """One row per method from the samples of all launches of (model, rate)."""
     methods = dict.fromkeys(sample["method"] for sample in samples)
-    return [_summary(model, rate, hosts, [s for s in samples if s["method"] == method]) for method in methods]
+    return [_summary(model, rate, args, [s for s in samples if s["method"] == method]) for method in methods]
 
 
-def _summary(model: str, rate: str, hosts: int, samples: Sequence[Row]) -> Row:
+def _summary(model: str, rate: str, args: argparse.Namespace, samples: Sequence[Row]) -> Row:
     steps = [ms for sample in samples for ms in sample["steps_ms"]]
     nbytes = [count for sample in samples for count in sample["steps_bytes"]]
     return {
         "model": model,
         "rate": rate,
-        "hosts": hosts,
+        "hosts": args.hosts,
         "method": samples[0]["method"],
         "median_ms": round(median(steps), 3),
         "spread_ms": round(_spread(steps), 3),
         "bytes_per_step": round(sum(nbytes) / len(nbytes)),
         "predicted_bytes": samples[0]["predicted_bytes"],
-        "dense_bytes": ring_nbytes(samples[0]["gradient_bytes"], hosts),
-        "broadcast_buffers": False,
+        "dense_bytes": ring_nbytes(samples[0]["gradient_bytes"], args.hosts),
+        "broadcast_buffers": args.broadcast_buffers,
         "steps_ms": steps,
     }
 
@@ -197,7 +202,7 @@ def tabulate(rows: Sequence[Row]) -> Table:
 
 _CAPTION = (
     "Median and interquartile range over the steps, each as slow as its slowest host. Bytes per host and step\n"
-    "by the kernel's counters; link ms: their time at the link's rate. Batch norm's statistics are not broadcast."
+    "by the kernel's counters; link ms: their time at the link's rate."
 )
 
 
@@ -218,6 +223,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--steps", type=int, default=5, help="measured steps of each method (default: %(default)s)")
     add("--cores", type=int, default=1, help="cores of each host, 0: all of the machine's (default: %(default)s)")
     add("--limit", type=int, default=7200, help="seconds after which a launch is ended (default: %(default)s)")
+    add("--broadcast-buffers", action="store_true", help="let DDP broadcast batch norm's statistics in every step")
     add_output_options(parser)
     args = parser.parse_args(argv)
     args.models, args.rates, args.methods = (list(dict.fromkeys(x)) for x in (args.models, args.rates, args.methods))
@@ -296,7 +302,7 @@ def _measure(launches: Sequence[Launch], args: argparse.Namespace) -> tuple[list
                 samples.setdefault((launch.model, launch.rate), []).extend(run(launch, args, advance))
             except RuntimeError as error:
                 failures.append(str(error))
-    return [row for place, found in samples.items() for row in summarise(*place, args.hosts, found)], failures
+    return [row for place, found in samples.items() for row in summarise(*place, args, found)], failures
 
 
 def _say_if_crowded(args: argparse.Namespace) -> None:

@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.methods import METHODS, Wrapped, wrap
+from benchmarks.methods import METHODS, Wrapped, corrects_momentum, wrap
 from benchmarks.report import Row
 from benchmarks.workloads import WORKLOADS, Batch, Workload
+from lightning_compress.optim import DGCSGD
 
 WARM_UP = 3
 """Steps of each method before measuring: DDP rebuilds its buckets after the first, PowerSGD starts with the third."""
@@ -44,14 +45,16 @@ class Training:
     Args:
         workload: What to train.
         rank: This host; each has its own data.
+        corrected: Whether momentum is applied before the exchange: the optimizer is then ``DGCSGD``.
     """
 
-    def __init__(self, workload: Workload, rank: int) -> None:
+    def __init__(self, workload: Workload, rank: int, corrected: bool = False) -> None:
         torch.manual_seed(0)  # the same weights everywhere
         self.model: nn.Module = workload.model()
         self.nbytes = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
         self._workload = workload
-        self._optimizer = workload.optimizer(self.model.parameters())
+        parameters = self.model.parameters()
+        self._optimizer = DGCSGD(parameters, 0.0, 0.9, 1e-4) if corrected else workload.optimizer(parameters)
         generator = torch.Generator().manual_seed(rank)
         self._batches: Iterator[Batch] = cycle([workload.batch(generator) for _ in range(4)])
 
@@ -125,13 +128,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--cores", type=int, required=True)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--broadcast-buffers", action="store_true")
     args = parser.parse_args()
     rank = int(os.environ["RANK"])
     take_cores(rank, args.cores)
     torch.set_num_threads(max(1, args.cores))
     dist.init_process_group("gloo", timeout=_TIMEOUT)
-    training = Training(WORKLOADS[args.model], rank)
-    runs = [Run(method, wrap(training.model, method)) for method in args.methods]
+    training = Training(WORKLOADS[args.model], rank, any(map(corrects_momentum, args.methods)))
+    runs = [Run(method, wrap(training.model, method, args.broadcast_buffers)) for method in args.methods]
     measure(training, runs, args.steps, Interface(os.environ["GLOO_SOCKET_IFNAME"]))
     rows = gather(runs, training.nbytes)
     if rank == 0:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from benchmarks import clip_overlap
 from benchmarks.step_time_rank import Interface, Run, Training, gather, measure
-from benchmarks.workloads import Tiny
+from benchmarks.workloads import WORKLOADS
+from lightning_compress.optim import DGCSGD
 from tests.ranks import run_ranks
 
 
-class Workload(Tiny):
-    optimizer = clip_overlap.Workload.optimizer
-
-
 def rows_of_a_rank() -> list[dict[str, object]]:
-    training = Training(Workload(), 0)
+    training = Training(WORKLOADS["tiny"], 0, corrected=True)
     runs = [Run(name, clip_overlap._wrap(training.model, m, 0.01)) for name, m in clip_overlap.CLIPPING.items()]
     measure(training, runs, 3, Interface("lo"))
     args = clip_overlap.parse(["--ratio", "0.01"])
@@ -40,5 +36,4 @@ def test_one_step_is_too_few(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_optimizer_is_the_one_that_dgc_needs() -> None:
-    optimizer = clip_overlap.Workload().optimizer([torch.nn.Parameter(torch.zeros(2))])
-    assert type(optimizer).__name__ == "DGCSGD"
+    assert isinstance(Training(WORKLOADS["tiny"], 0, corrected=True)._optimizer, DGCSGD)
