@@ -1,5 +1,6 @@
 """Optimizers made for compressed exchanges."""
 
 from lightning_compress.optim.dgc_sgd import DGCSGD
+from lightning_compress.optim.lans import LANS
 
-__all__ = ["DGCSGD"]
+__all__ = ["DGCSGD", "LANS"]

@@ -1,0 +1,180 @@
+"""LANS: Adam with Nesterov's momentum, normalised per tensor, for very large batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_compress.optim.moments import Batch, MomentOptimizer, Part, check_arguments
+
+TrustClip = tuple[float, float]
+Directions = tuple[Sequence[Tensor], Sequence[Tensor]]
+
+
+class LANS(MomentOptimizer):
+    """Accelerated large-batch training of BERT (Zheng et al. 2020, arXiv 2006.13484, algorithm 2).
+
+    Per tensor x with gradient g and moments m, v (float32):
+
+    1. g~ = g / (||g|| + eps) with ``normalize_grad``, else g.
+    2. m = b1 m + b3 g~ and v = b2 v + (1 - b2) g~^2; b3 is 1 - b1 with ``grad_averaging``, else 1.
+    3. den = sqrt(v / (1 - b2^t)) + eps.
+    4. u = m / (1 - b1^t) / den + wd x and w = g~ / den + wd x.
+    5. x = x - lr [b1 phi(||x||) / ||u|| u + b3 phi(||x||) / ||w|| w], both from the old x. A ratio is 1 where ||x|| or the
+       direction's norm is 0.
+
+    Args:
+        params: Parameters or parameter groups.
+        lr: Learning rate; every tensor moves by about ``lr`` times its norm, so rates that suit Adam are too small.
+        betas: Decay of the two moments.
+        eps: Added to the root of the second moment, and to the norm in step 1.
+        weight_decay: Decay, decoupled by default. Put biases and norms into a group with 0.
+        normalize_grad: The paper's normalisation of the gradient. The runs of arXiv 2105.07829 leave it off.
+        grad_averaging: Whether the gradient enters the first moment with 1 - b1.
+        bias_correction: Whether both moments are corrected for their start at zero.
+        decoupled_weight_decay: Off: weight_decay * x joins the gradient after step 1, and there is none in step 4.
+        trust_clip: Bounds (low, high) of phi(||x||); None: phi is the identity.
+        maximize: Ascends instead.
+
+    Raises:
+        ValueError: An argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        *,
+        normalize_grad: bool = True,
+        grad_averaging: bool = True,
+        bias_correction: bool = True,
+        decoupled_weight_decay: bool = True,
+        trust_clip: TrustClip | None = None,
+        maximize: bool = False,
+    ) -> None:
+        check_arguments(lr, betas, eps, weight_decay)
+        if trust_clip is not None and not (len(trust_clip) == 2 and 0.0 <= trust_clip[0] <= trust_clip[1]):
+            raise ValueError(f"trust_clip must be (low, high) with 0 <= low <= high, or None, got {trust_clip!r}")
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "normalize_grad": normalize_grad,
+            "grad_averaging": grad_averaging,
+            "bias_correction": bias_correction,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "trust_clip": trust_clip,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults)
+
+    @override
+    def _update(self, batch: Batch, group: dict[str, Any]) -> None:
+        lans_update(batch, group)
+
+
+def lans_update(batch: Batch, group: dict[str, Any]) -> None:
+    """Steps 1 to 5 on a batch (see ``LANS``, whose arguments ``group`` holds)."""
+    lr, eps, (beta1, beta2) = group["lr"], group["eps"], group["betas"]
+    beta3 = 1.0 - beta1 if group["grad_averaging"] else 1.0
+    factors = _normalising(batch, eps) if group["normalize_grad"] else None
+    scales = Scales.of(batch, group)
+    decay = group["weight_decay"]
+    joined, decoupled = (0.0, decay) if group["decoupled_weight_decay"] else (decay, 0.0)
+
+    def gradient(part: Part) -> Sequence[Tensor]:
+        g = part.g if factors is None else torch._foreach_mul(part.g, factors)
+        return torch._foreach_add(g, part.x, alpha=joined) if joined else g
+
+    def directions(part: Part, g: Sequence[Tensor]) -> Directions:
+        w = torch._foreach_mul(part.x, decoupled)
+        denominators = scales.denominators(part.v)
+        u = torch._foreach_addcdiv(w, part.m, denominators, scales.first)
+        torch._foreach_addcdiv_(w, g, denominators, scales.root)
+        return u, w
+
+    lengths = []
+    for part in batch.parts:
+        g = gradient(part)
+        accumulate(part, g, beta1, beta2, beta3)
+        both = directions(part, g)
+        lengths.append([norms(part.x), *map(norms, both)])
+    sizes, *lengths_of = torch.linalg.vector_norm(torch.stack([torch.stack(of_part) for of_part in lengths]), dim=0)
+    rates = [
+        (-lr * beta * trust_ratios(sizes, length, group["trust_clip"])).unbind()
+        for beta, length in zip((beta1, beta3), lengths_of, strict=True)
+    ]
+    for part in batch.parts:
+        if len(batch.parts) > 1:  # the directions of a large tensor are computed twice: memory costs more
+            both = directions(part, gradient(part))
+        for direction, rate in zip(both, rates, strict=True):
+            torch._foreach_mul_(direction, rate)
+            torch._foreach_add_(part.x, direction)
+
+
+@dataclass
+class Scales:
+    """Bias correction folded into what is there anyway.
+
+    root * m / (sqrt(v) + root * eps) = m / (sqrt(v) / root + eps), in one pass less.
+
+    Attributes:
+        root: sqrt(1 - beta2^t) per tensor; 1 without bias correction.
+        first: root / (1 - beta1^t).
+        eps: As in ``LANS``.
+    """
+
+    root: list[float]
+    first: list[float]
+    eps: float
+
+    @classmethod
+    def of(cls, batch: Batch, group: dict[str, Any]) -> Scales:
+        """The scales at every state's step; a second moment that is frozen stays at the correction of its last update."""
+        eps, betas = group["eps"], group["betas"]
+        if not group["bias_correction"]:
+            ones = [1.0] * len(batch.states)
+            return cls(ones, ones, eps)
+        root = [math.sqrt(1.0 - betas[1] ** state.get("frozen_at", state["step"])) for state in batch.states]
+        first = [r / (1.0 - betas[0] ** state["step"]) for r, state in zip(root, batch.states, strict=True)]
+        return cls(root, first, eps)
+
+    def denominators(self, v: list[Tensor]) -> Sequence[Tensor]:
+        """sqrt(v) + root * eps."""
+        roots = torch._foreach_sqrt(v)
+        torch._foreach_add_(roots, [root * self.eps for root in self.root])
+        return roots
+
+
+def accumulate(part: Part, g: Sequence[Tensor], beta1: float, beta2: float, beta3: float) -> None:
+    """Moves m to beta1 m + beta3 g and v to beta2 v + (1 - beta2) g^2, in place."""
+    torch._foreach_mul_(part.m, beta1)
+    torch._foreach_add_(part.m, g, alpha=beta3)
+    torch._foreach_mul_(part.v, beta2)
+    torch._foreach_addcmul_(part.v, g, g, 1.0 - beta2)
+
+
+def norms(tensors: Sequence[Tensor]) -> Tensor:
+    """The norm of every tensor, [tensors]."""
+    return torch.stack(list(torch._foreach_norm(tensors)))
+
+
+def trust_ratios(sizes: Tensor, lengths: Tensor, trust_clip: TrustClip | None) -> Tensor:
+    """phi(||x||) / ||d|| for every tensor; 1 where one of the two is zero."""
+    trusted = sizes if trust_clip is None else sizes.clamp(*trust_clip)
+    return torch.where((sizes > 0) & (lengths > 0), trusted / lengths, 1.0)
+
+
+def _normalising(batch: Batch, eps: float) -> list[Tensor]:
+    sizes = torch.linalg.vector_norm(torch.stack([norms(part.g) for part in batch.parts]), dim=0)
+    return list(torch.where(sizes > 0, 1.0 / (sizes + eps), 1.0).unbind())
