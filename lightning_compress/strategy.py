@@ -18,6 +18,7 @@ from lightning_compress.exchange.dense import DenseRule
 from lightning_compress.exchange.hook import GradientExchange, refuse_python_reducer
 from lightning_compress.exchange.settings import ExchangeName, Memory, MemoryName
 from lightning_compress.memory.momentum import MomentumCorrection
+from lightning_compress.memory.shared_momentum import SharedMomentum
 from lightning_compress.optim.compatibility import require_compatible
 from lightning_compress.presets import strategy_names
 from lightning_compress.schedule import DensityWarmup
@@ -119,7 +120,8 @@ class CompressionGlue(DDPStrategy):
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
         if trainer.state.fn == "fit":
-            self._check_momentum_correction(trainer)
+            self._attach()
+            self._check_exchanged_quantity(trainer)
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
@@ -186,11 +188,20 @@ class CompressionGlue(DDPStrategy):
 
     @override
     def _register_ddp_hooks(self) -> None:
-        # Lightning registers hooks on CUDA only and drops them silently elsewhere
+        """Nothing yet: the optimizers, which may bring settings along, come after the wrapping."""
+
+    def _attach(self) -> None:
         assert isinstance(self.model, DistributedDataParallel)
+        self.exchange.configure(self.optimizers)
         scaler = getattr(self.precision_plugin, "scaler", None)
         steps = self._steps_per_epoch() if self.exchange.settings.schedule is not None else None
-        self.exchange.attach(self.model, grad_scaler=scaler, timeout=self._timeout, steps_per_epoch=steps)
+        self.exchange.attach(
+            self.model,
+            grad_scaler=scaler,
+            timeout=self._timeout,
+            steps_per_epoch=steps,
+            optimizers=self.optimizers,
+        )
 
     def _steps_per_epoch(self) -> int | None:
         """Optimizer steps of an epoch, None if nobody knows; a schedule that outlasts the run is said."""
@@ -214,13 +225,18 @@ class CompressionGlue(DDPStrategy):
             )
         return steps
 
-    def _check_momentum_correction(self, trainer: Trainer) -> None:
+    def _check_exchanged_quantity(self, trainer: Trainer) -> None:
         memory = self.exchange.settings.memory
-        if not isinstance(memory, MomentumCorrection):
+        if not isinstance(memory, (MomentumCorrection, SharedMomentum)):
             return
         self.barrier()  # a rank that leaves with an error must not break the connections that others still make
         for optimizer in self.optimizers:
             require_compatible(getattr(optimizer, "optimizer", optimizer), memory)
+        if trainer.gradient_clip_val is not None and isinstance(memory, SharedMomentum):
+            raise ValueError(
+                "gradient_clip_val would clip momenta, not gradients, under exchanged='momentum': leave it out, or use "
+                "CompressedAdam(exchanged='gradient')."
+            )
         if trainer.gradient_clip_val is not None:
             raise ValueError(
                 "gradient_clip_val would clip velocities, not gradients, under MomentumCorrection: "

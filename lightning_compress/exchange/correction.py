@@ -1,14 +1,18 @@
-"""Momentum correction at work: what happens to one bucket's gradients before and after they are encoded."""
+"""What is encoded instead of one bucket's gradients: velocities, or momenta; and local clipping."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_compress.exchange.plan import Span
+from lightning_compress.memory.layout import bucket_strides
 from lightning_compress.memory.momentum import MomentumCorrection
 from lightning_compress.memory.store import StoreView
 
@@ -59,28 +63,91 @@ class LocalClip:
 
 
 @dataclass
-class BucketCorrection:
-    """One bucket's velocities in one step.
+class Correction(ABC):
+    """One bucket in one step.
+
+    Attributes:
+        present: Which parameters take part.
+        spans: Where they lie in the bucket.
+    """
+
+    masks: ClassVar[bool] = False
+    """Whether ``mask`` wants to see what has been sent."""
+
+    present: Sequence[bool]
+    spans: list[Span] = field(repr=False)
+
+    @abstractmethod
+    def begin(self, buffer: Tensor, scale: float | Tensor) -> Tensor:
+        """What is encoded instead of the gradients, float32 or float64, in their loss scale."""
+
+    def mask(self, sent: Tensor, status_written: Tensor) -> None:  # noqa: B027
+        """After ``sent`` (this rank's own decoded payload) has been encoded."""
+
+    def mark_written(self, status_written: Tensor) -> None:  # noqa: B027
+        """Notes which parameters' state has changed."""
+
+    def release(self, values: Tensor, accumulated: StoreView, scale: float | Tensor) -> None:
+        """Dense steps: everything accumulated is sent along, so nothing is left."""
+        for span in self._corrected():
+            part = span.of(values)
+            old = accumulated.get(span.index)
+            part += scale * old
+            accumulated.set(span.index, torch.where(torch.isfinite(part).all(), torch.zeros_like(old), old))
+
+    def _corrected(self) -> list[Span]:
+        return [span for span in self.spans if self.present[span.index]]
+
+
+@dataclass
+class MomentumBucket(Correction):
+    """Momenta instead of gradients (see ``SharedMomentum``).
+
+    Attributes:
+        parameters: Of the bucket, in its order.
+        momentum: Gives a parameter's beta1 and first moment.
+    """
+
+    parameters: Sequence[Tensor]
+    momentum: Callable[[Tensor], tuple[float, Tensor | None]]
+
+    @override
+    def begin(self, buffer: Tensor, scale: float | Tensor) -> Tensor:
+        if not all(self.present):
+            raise ValueError(
+                "exchanged='momentum' needs a gradient of every parameter on every rank in every step: use "
+                "CompressedAdam(exchanged='gradient') where the backward does not reach all of them."
+            )
+        values = buffer.to(torch.float64 if buffer.dtype == torch.float64 else torch.float32, copy=True)
+        for span, parameter in zip(self.spans, self.parameters, strict=True):
+            beta1, m = self.momentum(parameter)
+            part = span.of(values)
+            part *= 1.0 - beta1
+            if m is not None:
+                shaped = part.as_strided(parameter.size(), bucket_strides(parameter), part.storage_offset())
+                shaped += (beta1 * scale) * m
+        return values
+
+
+@dataclass
+class BucketCorrection(Correction):
+    """Momentum correction: velocities instead of large tensors' gradients.
 
     Attributes:
         memory: The rule.
         velocity: Access to the velocities of the bucket's parameters.
         clip: The rank's clipping, None without.
-        present: Which parameters take part.
-        spans: Where they lie in the bucket.
     """
+
+    masks: ClassVar[bool] = True
 
     memory: MomentumCorrection
     velocity: StoreView
     clip: LocalClip | None
-    present: Sequence[bool]
-    spans: list[Span] = field(repr=False)
 
+    @override
     def begin(self, buffer: Tensor, scale: float | Tensor) -> Tensor:
-        """What is encoded instead of the gradients: large tensors' velocity steps, small tensors' gradients.
-
-        A velocity whose gradient is not finite stays as it was.
-        """
+        """Large tensors' velocity steps, small tensors' gradients. A velocity whose gradient is not finite stays as it was."""
         values = buffer.to(self.velocity.store.data.dtype, copy=True)
         if self.clip is not None:
             values *= self.clip.factor
@@ -92,6 +159,7 @@ class BucketCorrection:
             part.copy_(growth * scale)
         return values
 
+    @override
     def mask(self, sent: Tensor, status_written: Tensor) -> None:
         """Sets the velocity to zero where ``sent`` (this rank's own decoded payload) is not zero."""
         if self.memory.factor_masking:
@@ -100,13 +168,10 @@ class BucketCorrection:
                 self.velocity.set(span.index, velocity.masked_fill(span.of(sent) != 0, 0.0))
         self.velocity.mark_written(status_written)
 
-    def release(self, values: Tensor, accumulated: StoreView, scale: float | Tensor) -> None:
-        """Dense steps: everything accumulated is sent along, so nothing is left."""
-        for span in self._corrected():
-            part = span.of(values)
-            old = accumulated.get(span.index)
-            part += scale * old
-            accumulated.set(span.index, torch.where(torch.isfinite(part).all(), torch.zeros_like(old), old))
+    @override
+    def mark_written(self, status_written: Tensor) -> None:
+        self.velocity.mark_written(status_written)
 
+    @override
     def _corrected(self) -> list[Span]:
         return [span for span in self.spans if self.present[span.index] and not span.dense]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_compress.compressors.base import Compressor
 from lightning_compress.exchange.dense import DenseRule
+from lightning_compress.exchange.momenta import Momenta, agreed_settings
 from lightning_compress.exchange.runtime import Runtime, compile_for
 from lightning_compress.exchange.settings import ExchangeName, ExchangeSettings, Memory, MemoryName
 from lightning_compress.exchange.stats import ExchangeStats
@@ -52,7 +54,15 @@ class GradientExchange:
         start_step: int = 0,
         schedule: DensityWarmup | None = None,
     ) -> None:
-        self.settings = ExchangeSettings.make(compressor, memory, exchange, dense, start_step, schedule)
+        self._arguments = {
+            "compressor": compressor,
+            "memory": memory,
+            "exchange": exchange,
+            "dense": dense,
+            "start_step": start_step,
+            "schedule": schedule,
+        }
+        self.settings = self._own_settings = ExchangeSettings.make(**self._arguments)
         self._stats = ExchangeStats()
         self._step = 0
         self._runtime: Runtime | None = None
@@ -64,6 +74,7 @@ class GradientExchange:
         grad_scaler: Any | None = None,
         timeout: timedelta | None = None,
         steps_per_epoch: int | None = None,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> GradientExchange:
         """Takes over the gradient exchange of ``ddp``; called on all ranks.
 
@@ -75,6 +86,7 @@ class GradientExchange:
                 skipped step leaves them as they were.
             timeout: Of the exchange's own process groups; None: that of ``ddp``'s group.
             steps_per_epoch: Optimizer steps of an epoch, for a schedule that counts epochs.
+            optimizers: The model's; settings that a ``CompressedAdam`` brings along complete the exchange's own.
 
         Raises:
             ValueError: ``ddp`` cannot be served; the message says why and what to do.
@@ -89,19 +101,31 @@ class GradientExchange:
                 "without another hook and without mixed_precision, and attach the exchange to that."
             )
         self.close()
+        self.configure(optimizers)
         memories = None
         if self._runtime is not None and self._runtime.module is ddp.module:
             self._runtime.settle()  # with the scaler of that time
             memories = self._runtime.exchange.memories
         elif self._runtime is not None and self._restored is None:
             self._step = 0  # another model
-        self._runtime = Runtime(self.settings, self._stats, ddp, grad_scaler, timeout, steps_per_epoch, memories)
+        momenta = Momenta(optimizers)
+        self._runtime = Runtime(
+            self.settings, self._stats, ddp, grad_scaler, timeout, steps_per_epoch, memories, momenta
+        )
         if not hooks:
             ddp.register_comm_hook(None, self._hook)
         if self._restored is not None:
             self._runtime.exchange.restore(self._restored)
             self._restored = None
         return self
+
+    def configure(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Completes the settings by what a ``CompressedAdam`` among the optimizers says.
+
+        Raises:
+            ValueError: It says something else than this exchange; the message shows both.
+        """
+        self.settings = agreed_settings(self._arguments, _DEFAULTS, optimizers) or self._own_settings
 
     def compile(self, module: torch.nn.Module) -> None:
         """Compiles the CPU kernels for ``module`` ahead of ``attach``, best before the process group exists."""
@@ -170,11 +194,18 @@ class GradientExchange:
         if runtime is None or not runtime.open:
             raise RuntimeError("lightning-compress: the gradient exchange of this model was closed; attach() it again.")
         if bucket.index() == 0:
-            runtime.begin_step()
+            runtime.begin_step(self._step)
         future = runtime.hand_over(bucket, self._step)
         if bucket.is_last():
             self._step += 1
         return future
+
+
+_DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(GradientExchange.__init__).parameters.items()
+    if name != "self"
+}
 
 
 def refuse_python_reducer(ddp: DistributedDataParallel | None = None) -> None:
@@ -202,6 +233,7 @@ def register_comm_hook(
     schedule: DensityWarmup | None = None,
     grad_scaler: Any | None = None,
     timeout: timedelta | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> GradientExchange:
     """Gives plain DistributedDataParallel (or Fabric) the compressed gradient exchange; called on all ranks.
 
@@ -215,8 +247,12 @@ def register_comm_hook(
         schedule: The density's warm-up, in steps.
         grad_scaler: The ``torch.amp.GradScaler`` of the training loop, if it has one.
         timeout: How long a rank waits for the others; None: as long as ``ddp``'s own process group.
+        optimizer: A ``CompressedAdam`` that brings settings along.
 
     Returns:
         The exchange: ``stats()`` reads its figures, ``close()`` ends its threads.
     """
-    return GradientExchange(compressor, memory, exchange, dense, start_step, schedule).attach(ddp, grad_scaler, timeout)
+    optimizers = [] if optimizer is None else [optimizer]
+    return GradientExchange(compressor, memory, exchange, dense, start_step, schedule).attach(
+        ddp, grad_scaler, timeout, optimizers=optimizers
+    )

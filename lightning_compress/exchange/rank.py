@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_compress.exchange.correction import BucketCorrection, LocalClip
+from lightning_compress.exchange.correction import BucketCorrection, Correction, LocalClip, MomentumBucket
 from lightning_compress.exchange.memories import Memories
+from lightning_compress.exchange.momenta import Momenta
 from lightning_compress.exchange.plan import BlockPlan, parameter_specs
 from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.exchange.topology import BucketJob, Steps, Topology, exchange_dense
 from lightning_compress.kernels.table import PRESENT
 from lightning_compress.memory.momentum import MomentumCorrection
+from lightning_compress.memory.shared_momentum import SharedMomentum
 from lightning_compress.state import local_state, restore
 
 
@@ -31,6 +33,7 @@ class RankExchange:
         transactional: Whether steps may be undone (a loss scaler is at work).
         steps_per_epoch: For schedules that count epochs.
         memories: Of an earlier exchange of the same module, to go on with.
+        momenta: Of the optimizers that bring settings along.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class RankExchange:
         transactional: bool = False,
         steps_per_epoch: int | None = None,
         memories: Memories | None = None,
+        momenta: Momenta | None = None,
     ) -> None:
         self.settings = settings.resolve(world_size)
         self.rank, self.world_size, self.stats = rank, world_size, stats
@@ -54,6 +58,8 @@ class RankExchange:
         fresh = Memories(self.plan, self.settings, rank, transactional)
         self.memories = memories if memories is not None and memories.fits(fresh) else fresh
         memory = self.settings.memory
+        self.momenta = momenta or Momenta()
+        self.momenta.require(memory, self.parameters)
         self.clip: LocalClip | None = None
         if isinstance(memory, MomentumCorrection) and memory.clip_norm is not None:
             self.clip = LocalClip(memory, world_size)
@@ -62,8 +68,18 @@ class RankExchange:
 
     @property
     def works_alone(self) -> bool:
-        """Whether there is something to do on a single rank: momentum correction delays gradients there too."""
-        return isinstance(self.settings.memory, MomentumCorrection)
+        """Whether there is something to do on a single rank: what is not a gradient is coded there too."""
+        return isinstance(self.settings.memory, (MomentumCorrection, SharedMomentum))
+
+    def begin_step(self, step: int) -> None:
+        """Before the first bucket of a step."""
+        if self.clip is not None:
+            self.clip.begin_step()
+        memory = self.settings.memory
+        if isinstance(memory, SharedMomentum):
+            if step == memory.freeze_step:
+                self.memories.clear()  # residuals of gradients
+            self.momenta.announce(step >= memory.freeze_step)
 
     def density(self, step: int) -> float | None:
         """The compressor's density at a step: None is its own, 1.0 a dense exchange."""
@@ -93,7 +109,7 @@ class RankExchange:
         density = self.density(step)
         topology = self._topology(None if density == 1.0 else density, names, buffer)
         worker, owner = self.memories.views(names, buffer)
-        correction = self._correction(topology, names, buffer, status)
+        correction = self._correction(topology, names, buffer, status, step)
         on_device = status.to(buffer.device)
         job = BucketJob(buffer, on_device, step, scale, worker, owner, self.stats, correction)
         return topology.run_dense(job) if density == 1.0 else topology.run(job)
@@ -138,12 +154,14 @@ class RankExchange:
         return self._topologies[key]
 
     def _correction(
-        self, topology: Topology, names: tuple[str, ...], buffer: Tensor, status: Tensor
-    ) -> BucketCorrection | None:
-        memory = self.settings.memory
+        self, topology: Topology, names: tuple[str, ...], buffer: Tensor, status: Tensor, step: int
+    ) -> Correction | None:
+        memory, spans = self.settings.memory, topology.plan.spans
+        present = [seen == PRESENT for seen in status.tolist()]
+        if isinstance(memory, SharedMomentum) and step >= memory.freeze_step:
+            return MomentumBucket(present, spans, [self.parameters[name] for name in names], self.momenta.of)
         if not isinstance(memory, MomentumCorrection):
             return None
         velocity = self.memories.velocities(names, buffer)
         assert velocity is not None
-        present = [seen == PRESENT for seen in status.tolist()]
-        return BucketCorrection(memory, velocity, self.clip, present, topology.plan.spans)
+        return BucketCorrection(present, spans, memory, velocity, self.clip)

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from lightning_compress.exchange.codec import compile_kernels
 from lightning_compress.exchange.memories import Memories
+from lightning_compress.exchange.momenta import Momenta
 from lightning_compress.exchange.participation import Participation
 from lightning_compress.exchange.pipeline import Exchange, Pipeline, make_pipeline
 from lightning_compress.exchange.rank import RankExchange
@@ -41,6 +42,7 @@ class Runtime:
         timeout: Of the exchange's process groups.
         steps_per_epoch: For schedules that count epochs.
         memories: Of an earlier fit of the same module, to go on with.
+        momenta: Of the optimizers that bring settings along.
     """
 
     def __init__(
@@ -52,12 +54,13 @@ class Runtime:
         timeout: timedelta | None,
         steps_per_epoch: int | None = None,
         memories: Memories | None = None,
+        momenta: Momenta | None = None,
     ) -> None:
         self._stats, self._scaler = stats, grad_scaler
         self.module = ddp.module
         rank, world_size = dist.get_rank(ddp.process_group), dist.get_world_size(ddp.process_group)
         self.exchange = RankExchange(
-            settings, ddp.module, rank, world_size, stats, _scales(grad_scaler), steps_per_epoch, memories
+            settings, ddp.module, rank, world_size, stats, _scales(grad_scaler), steps_per_epoch, memories, momenta
         )
         topology = self.exchange.settings.topology
         if settings.by_bytes and topology is not None and rank == 0:
@@ -77,13 +80,12 @@ class Runtime:
         # whoever drops the model without closing must not keep its threads
         weakref.finalize(ddp, self.close).atexit = False
 
-    def begin_step(self) -> None:
+    def begin_step(self, step: int) -> None:
         """Before the first bucket: what was written for a skipped step is forgotten."""
         self._stats.begin_step()
         self.has_exchanged = True
         self.settle()
-        if self.exchange.clip is not None:
-            self.exchange.clip.begin_step()
+        self.exchange.begin_step(step)
 
     def settle(self) -> None:
         """Brings the memories up to date with the loss scaler."""

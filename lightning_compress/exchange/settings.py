@@ -16,10 +16,11 @@ from lightning_compress.exchange.dense import DenseRule, dense_rule
 from lightning_compress.exchange.topology import TOPOLOGIES, GatherAll, ReduceAll, Topology, TwoWay
 from lightning_compress.memory.error_feedback import ErrorFeedback
 from lightning_compress.memory.momentum import MomentumCorrection
+from lightning_compress.memory.shared_momentum import SharedMomentum
 from lightning_compress.schedule import DensityWarmup
 
 MemoryName = Literal["auto", "none", "error_feedback"]
-Memory = ErrorFeedback | MomentumCorrection
+Memory = ErrorFeedback | MomentumCorrection | SharedMomentum
 ExchangeName = Literal["auto", "all_reduce", "all_gather", "two_way"]
 
 
@@ -73,10 +74,12 @@ class ExchangeSettings:
             code.with_ratio(schedule.densities[0])  # raises for a compressor without a density
         topology = _topology(code, exchange)
         remembered = _memory(code, memory)
-        if topology is None and memory not in ("auto", "none") and not isinstance(remembered, MomentumCorrection):
+        if topology is None and memory not in ("auto", "none") and isinstance(remembered, ErrorFeedback):
             raise ValueError(f"memory={memory!r} has nothing to remember beside compressor='none': use memory='auto'.")
         if topology is None and isinstance(remembered, MomentumCorrection):
             raise ValueError("MomentumCorrection needs a compressor: without one use torch.optim.SGD(momentum=...).")
+        if isinstance(remembered, SharedMomentum):
+            _check_shared_momentum(remembered, topology, start_step)
         rule = dense_rule(dense)
         if topology is None and rule.code != "auto":
             raise ValueError(
@@ -130,7 +133,7 @@ def _topology(compressor: Compressor, exchange: str) -> type[Topology] | None:
 
 
 def _memory(compressor: Compressor, memory: MemoryName | Memory) -> Memory | None:
-    if isinstance(memory, (ErrorFeedback, MomentumCorrection)):
+    if isinstance(memory, (ErrorFeedback, MomentumCorrection, SharedMomentum)):
         return memory
     if memory not in get_args(MemoryName):
         raise ValueError(
@@ -145,6 +148,16 @@ def _memory(compressor: Compressor, memory: MemoryName | Memory) -> Memory | Non
         )
     feedback = memory == "error_feedback" or (memory == "auto" and not compressor.unbiased)
     return ErrorFeedback() if feedback else None
+
+
+def _check_shared_momentum(memory: SharedMomentum, topology: type[Topology] | None, start_step: int) -> None:
+    if topology is None:
+        raise ValueError("exchanged='momentum' needs a compressor: without one use torch.optim.AdamW.")
+    if start_step > memory.freeze_step:
+        raise ValueError(
+            f"start_step={start_step} lies behind freeze_step={memory.freeze_step}: momenta are exchanged compressed, so the "
+            "dense steps must end at freeze_step or before."
+        )
 
 
 def _same_type(compressor: Compressor, rule: DenseRule) -> Compressor:

@@ -18,7 +18,7 @@ from typing_extensions import override
 from lightning_compress.compressors.base import Compressor
 from lightning_compress.exchange.codec import BlockCodec, MemoryView
 from lightning_compress.exchange.collectives import AllGather, AllReduce, AllToAll, Collective
-from lightning_compress.exchange.correction import BucketCorrection
+from lightning_compress.exchange.correction import Correction
 from lightning_compress.exchange.plan import BucketPart, BucketPlan
 from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.kernels import table as col
@@ -41,7 +41,7 @@ class BucketJob:
         worker: Worker memory, None without one.
         owner: Owner memory, None without one.
         stats: Where times are noted.
-        correction: Momentum correction, None without.
+        correction: What is sent instead of gradients, None where it is gradients.
     """
 
     buffer: Tensor
@@ -51,7 +51,7 @@ class BucketJob:
     worker: StoreView | None
     owner: StoreView | None
     stats: ExchangeStats = field(repr=False)
-    correction: BucketCorrection | None = None
+    correction: Correction | None = None
 
 
 def exchange_dense(buffer: Tensor, world_size: int) -> Steps:
@@ -94,13 +94,13 @@ class Topology(ABC):
         """Exchanges the job's bucket in place; yields each collective when it may be issued."""
 
     def run_dense(self, job: BucketJob) -> Steps:
-        """The same without compression; under momentum correction it is the velocities that are exchanged."""
+        """The same without compression; under a correction it is velocities or momenta that are exchanged."""
         if job.correction is not None:
             assert job.worker is not None
             values = job.correction.begin(job.buffer, job.scale)
             job.correction.release(values, job.worker, job.scale)
             job.buffer.copy_(values)
-            for view in (job.correction.velocity, job.worker):
+            for view in (job.correction, job.worker):
                 view.mark_written(job.status == col.PRESENT)
         yield from exchange_dense(job.buffer, self.world_size)
 
@@ -124,7 +124,7 @@ class Topology(ABC):
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def _encode_all(self, codecs: list[BlockCodec], job: BucketJob, payload: Tensor, weight: float = 1.0) -> None:
-        """The worker's encoding of its gradients, or of its velocities."""
+        """The worker's encoding of its gradients, or of what stands in their place."""
         values = job.buffer if job.correction is None else job.correction.begin(job.buffer, job.scale)
         memory = MemoryView.of(job.worker, values)
         for codec in codecs:
@@ -133,7 +133,7 @@ class Topology(ABC):
         written = job.status == col.PRESENT
         if job.worker is not None:
             job.worker.mark_written(written)
-        if job.correction is not None:
+        if job.correction is not None and job.correction.masks:
             for codec in codecs:
                 codec.decode(payload, values, job.status, salt=self._salt(codec.compressor, job.step))
             job.correction.mask(values, written)

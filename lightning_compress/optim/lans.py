@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_compress.optim.moments import Batch, MomentOptimizer, Part, check_arguments
+from lightning_compress.optim.moments import Batch, MomentOptimizer, Part, Tensors, check_arguments
 
 TrustClip = tuple[float, float]
-Directions = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 
 class LANS(MomentOptimizer):
@@ -83,41 +82,47 @@ class LANS(MomentOptimizer):
         lans_update(batch, group)
 
 
-def lans_update(batch: Batch, group: dict[str, Any]) -> None:
-    """Steps 1 to 5 on a batch (see ``LANS``, whose arguments ``group`` holds)."""
+def lans_update(batch: Batch, group: dict[str, Any], accumulates: bool = True) -> None:
+    """Steps 1 to 5 on a batch (see ``LANS``, whose arguments ``group`` holds).
+
+    Without ``accumulates`` the moments are given and there is no gradient: u alone moves x, with the weight 1.
+    """
     lr, eps, (beta1, beta2) = group["lr"], group["eps"], group["betas"]
     beta3 = 1.0 - beta1 if group["grad_averaging"] else 1.0
-    factors = _normalising(batch, eps) if group["normalize_grad"] else None
+    factors = _normalising(batch, eps) if group["normalize_grad"] and accumulates else None
     scales = Scales.of(batch, group)
     decay = group["weight_decay"]
     joined, decoupled = (0.0, decay) if group["decoupled_weight_decay"] else (decay, 0.0)
 
-    def gradient(part: Part) -> Sequence[Tensor]:
+    def gradient(part: Part) -> Tensors:
         g = part.g if factors is None else torch._foreach_mul(part.g, factors)
         return torch._foreach_add(g, part.x, alpha=joined) if joined else g
 
-    def directions(part: Part, g: Sequence[Tensor]) -> Directions:
+    def directions(part: Part) -> list[Tensors]:
         w = torch._foreach_mul(part.x, decoupled)
         denominators = scales.denominators(part.v)
         u = torch._foreach_addcdiv(w, part.m, denominators, scales.first)
-        torch._foreach_addcdiv_(w, g, denominators, scales.root)
-        return u, w
+        if not accumulates:
+            return [u]
+        torch._foreach_addcdiv_(w, gradient(part), denominators, scales.root)
+        return [u, w]
 
     lengths = []
     for part in batch.parts:
-        g = gradient(part)
-        accumulate(part, g, beta1, beta2, beta3)
-        both = directions(part, g)
-        lengths.append([norms(part.x), *map(norms, both)])
-    sizes, *lengths_of = torch.linalg.vector_norm(torch.stack([torch.stack(of_part) for of_part in lengths]), dim=0)
+        if accumulates:
+            accumulate(part, gradient(part), beta1, beta2, beta3)
+        moves = directions(part)
+        lengths.append(torch.stack([norms(part.x), *map(norms, moves)]))
+    sizes, *lengths_of = torch.linalg.vector_norm(torch.stack(lengths), dim=0)
+    weights = (beta1, beta3) if accumulates else (1.0,)
     rates = [
-        (-lr * beta * trust_ratios(sizes, length, group["trust_clip"])).unbind()
-        for beta, length in zip((beta1, beta3), lengths_of, strict=True)
+        (-lr * weight * trust_ratios(sizes, length, group["trust_clip"])).unbind()
+        for weight, length in zip(weights, lengths_of, strict=True)
     ]
     for part in batch.parts:
         if len(batch.parts) > 1:  # the directions of a large tensor are computed twice: memory costs more
-            both = directions(part, gradient(part))
-        for direction, rate in zip(both, rates, strict=True):
+            moves = directions(part)
+        for direction, rate in zip(moves, rates, strict=True):
             torch._foreach_mul_(direction, rate)
             torch._foreach_add_(part.x, direction)
 
@@ -149,14 +154,14 @@ class Scales:
         first = [r / (1.0 - betas[0] ** state["step"]) for r, state in zip(root, batch.states, strict=True)]
         return cls(root, first, eps)
 
-    def denominators(self, v: list[Tensor]) -> Sequence[Tensor]:
+    def denominators(self, v: list[Tensor]) -> Tensors:
         """sqrt(v) + root * eps."""
         roots = torch._foreach_sqrt(v)
         torch._foreach_add_(roots, [root * self.eps for root in self.root])
         return roots
 
 
-def accumulate(part: Part, g: Sequence[Tensor], beta1: float, beta2: float, beta3: float) -> None:
+def accumulate(part: Part, g: Tensors, beta1: float, beta2: float, beta3: float) -> None:
     """Moves m to beta1 m + beta3 g and v to beta2 v + (1 - beta2) g^2, in place."""
     torch._foreach_mul_(part.m, beta1)
     torch._foreach_add_(part.m, g, alpha=beta3)
@@ -164,7 +169,7 @@ def accumulate(part: Part, g: Sequence[Tensor], beta1: float, beta2: float, beta
     torch._foreach_addcmul_(part.v, g, g, 1.0 - beta2)
 
 
-def norms(tensors: Sequence[Tensor]) -> Tensor:
+def norms(tensors: Tensors) -> Tensor:
     """The norm of every tensor, [tensors]."""
     return torch.stack(list(torch._foreach_norm(tensors)))
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 from typing_extensions import override
 
+Tensors = tuple[Tensor, ...] | list[Tensor]
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _CPU_NUMEL = 1 << 15
 """Elements that are updated together on a CPU: few, so that they stay in its caches from one operation to the next."""

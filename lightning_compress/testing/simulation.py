@@ -15,8 +15,10 @@ from torch import Tensor
 from lightning_compress.compressors.base import Compressor
 from lightning_compress.exchange.collectives import perform
 from lightning_compress.exchange.dense import DenseRule
+from lightning_compress.exchange.hook import GradientExchange
+from lightning_compress.exchange.momenta import Momenta
 from lightning_compress.exchange.rank import RankExchange
-from lightning_compress.exchange.settings import ExchangeName, ExchangeSettings, Memory, MemoryName
+from lightning_compress.exchange.settings import ExchangeName, Memory, MemoryName
 from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.exchange.topology import Steps
 from lightning_compress.kernels.table import ABSENT, PRESENT
@@ -39,6 +41,7 @@ class SimulatedExchange:
         start_step: Dense steps before compression begins.
         schedule: The density's warm-up.
         steps_per_epoch: For a schedule that counts epochs.
+        optimizer: A ``CompressedAdam`` that brings settings along.
     """
 
     def __init__(
@@ -52,11 +55,23 @@ class SimulatedExchange:
         start_step: int = 0,
         schedule: DensityWarmup | None = None,
         steps_per_epoch: int | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        self.settings = ExchangeSettings.make(compressor, memory, exchange, dense, start_step, schedule)
+        asked = GradientExchange(compressor, memory, exchange, dense, start_step, schedule)
+        optimizers = [] if optimizer is None else [optimizer]
+        asked.configure(optimizers)
+        self.settings, momenta = asked.settings, Momenta(optimizers)
         self.world_size = world_size
         self.workers = [
-            RankExchange(self.settings, module, rank, world_size, ExchangeStats(), steps_per_epoch=steps_per_epoch)
+            RankExchange(
+                self.settings,
+                module,
+                rank,
+                world_size,
+                ExchangeStats(),
+                steps_per_epoch=steps_per_epoch,
+                momenta=momenta,
+            )
             for rank in range(world_size)
         ]
         self._parameters = self.workers[0].parameters
@@ -90,8 +105,8 @@ class SimulatedExchange:
         status = torch.tensor([PRESENT if name in gradients else ABSENT for name in names], dtype=torch.uint8)
         worker.stats.begin_step()
         worker.stats.count_dense(buffer, self.world_size)
+        worker.begin_step(self._step)
         if worker.clip is not None:
-            worker.clip.begin_step()
             worker.clip.add(buffer)
             worker.clip.end_step(1.0)
         return worker.steps(buffer, names, status, self._step, 1.0)
