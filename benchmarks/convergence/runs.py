@@ -23,7 +23,7 @@ from lightning_compress.recipes.vision import warmup_cosine
 from lightning_compress.testing import SimulatedExchange, simulate
 
 RUNS = RESULTS / "convergence.jsonl"
-WORKERS, BATCH_SIZE, LR = 4, 32, 0.1
+WORKERS = 4
 EVALUATE_EVERY = 500
 
 
@@ -35,7 +35,7 @@ class Run:
         family: Task.
         method: Name from ``METHODS``.
         seed: Of initial weights and batches.
-        steps: Length; the learning rate falls from 0.1 to zero along a cosine.
+        steps: Length; the learning rate falls to zero along a cosine.
     """
 
     family: str
@@ -46,6 +46,7 @@ class Run:
     def settings(self) -> Row:
         """Everything that decides the outcome, as it stands in the file."""
         method = METHODS[self.method]
+        warmup = f"warm-up {method.warmup:g}, " if method.warmup else ""
         return {
             "family": self.family,
             "optimizer": method.optimizer,
@@ -53,9 +54,9 @@ class Run:
             "seed": self.seed,
             "steps": self.steps,
             "workers": WORKERS,
-            "batch_size": BATCH_SIZE,
-            "lr": LR,
-            "lr_schedule": "cosine to 0",
+            "batch_size": TASKS[self.family].batch_size,
+            "lr": method.lr,
+            "lr_schedule": f"{warmup}cosine to 0",
             "exchange": {key: _plain(value) for key, value in method.make_exchange(self.steps).items()},
         }
 
@@ -71,9 +72,10 @@ def execute(run: Run) -> Row:
     torch.set_num_threads(1)
     task, method, start = TASKS[run.family], METHODS[run.method], time.process_time()
     model = task.model(run.seed)
-    optimizer = method.make_optimizer(model.parameters(), LR)
-    schedule = LambdaLR(optimizer, lambda step: warmup_cosine(step, 0, run.steps))
-    exchange = SimulatedExchange(model, WORKERS, **method.make_exchange(run.steps))
+    optimizer = method.make_optimizer(model.parameters(), method.lr)
+    warmup_steps = round(method.warmup * run.steps)
+    schedule = LambdaLR(optimizer, lambda step: warmup_cosine(step, warmup_steps, run.steps))
+    exchange = SimulatedExchange(model, WORKERS, **method.make_exchange(run.steps), optimizer=optimizer)
     curve: list[list[float]] = []
 
     def on_step(done: int) -> None:
@@ -82,7 +84,9 @@ def execute(run: Run) -> Row:
             accuracy, loss = task.evaluate(model)
             curve.append([done, round(accuracy, 3), round(loss, 5)])
 
-    simulate(model, optimizer, task.loss, task.batches(run.seed, run.steps, WORKERS, BATCH_SIZE), exchange, on_step)
+    simulate(
+        model, optimizer, task.loss, task.batches(run.seed, run.steps, WORKERS, task.batch_size), exchange, on_step
+    )
     stats, parameters = exchange.stats(), sum(p.numel() for p in model.parameters())
     return {
         **run.settings(),

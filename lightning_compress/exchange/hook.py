@@ -54,7 +54,7 @@ class GradientExchange:
         start_step: int = 0,
         schedule: DensityWarmup | None = None,
     ) -> None:
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             "compressor": compressor,
             "memory": memory,
             "exchange": exchange,
