@@ -98,33 +98,31 @@ def lans_update(batch: Batch, group: dict[str, Any], accumulates: bool = True) -
         g = part.g if factors is None else torch._foreach_mul(part.g, factors)
         return torch._foreach_add(g, part.x, alpha=joined) if joined else g
 
-    def directions(part: Part) -> list[Tensors]:
+    def directions(part: Part, g: Tensors) -> list[Tensors]:
         w = torch._foreach_mul(part.x, decoupled)
         denominators = scales.denominators(part.v)
         u = torch._foreach_addcdiv(w, part.m, denominators, scales.first)
         if not accumulates:
             return [u]
-        torch._foreach_addcdiv_(w, gradient(part), denominators, scales.root)
+        torch._foreach_addcdiv_(w, g, denominators, scales.root)
         return [u, w]
 
-    lengths = []
+    moves, lengths = [], []
     for part in batch.parts:
+        g = gradient(part) if accumulates else part.g
         if accumulates:
-            accumulate(part, gradient(part), beta1, beta2, beta3)
-        moves = directions(part)
-        lengths.append(torch.stack([norms(part.x), *map(norms, moves)]))
+            accumulate(part, g, beta1, beta2, beta3)
+        moves.append(directions(part, g))
+        lengths.append(torch.stack([norms(part.x), *map(norms, moves[-1])]))
     sizes, *lengths_of = torch.linalg.vector_norm(torch.stack(lengths), dim=0)
     weights = (beta1, beta3) if accumulates else (1.0,)
     rates = [
         (-lr * weight * trust_ratios(sizes, length, group["trust_clip"])).unbind()
         for weight, length in zip(weights, lengths_of, strict=True)
     ]
-    for part in batch.parts:
-        if len(batch.parts) > 1:  # the directions of a large tensor are computed twice: memory costs more
-            moves = directions(part)
-        for direction, rate in zip(moves, rates, strict=True):
-            torch._foreach_mul_(direction, rate)
-            torch._foreach_add_(part.x, direction)
+    for part, of_part in zip(batch.parts, moves, strict=True):
+        for direction, rate in zip(of_part, rates, strict=True):
+            torch._foreach_addcmul_(part.x, direction, rate)  # a rate is a number that stays on the device
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 MOMENTS = ("exp_avg", "exp_avg_sq")
-_CPU_NUMEL = 1 << 15
+_CPU_NUMEL = 1 << 16
 """Elements that are updated together on a CPU: few, so that they stay in its caches from one operation to the next."""
 _GPU_NUMEL = 1 << 26
 """Elsewhere: many, to start few kernels, but what an update computes takes memory too."""
