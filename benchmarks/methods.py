@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from inspect import signature
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_compress import GradientExchange, MomentumCorrection
+from lightning_compress import GradientExchange, MomentumCorrection, TopK
 from lightning_compress.presets import PRESETS
 
 REFERENCE = "noop"
 """The limit: a hook that exchanges nothing."""
 TORCH_METHODS = (REFERENCE, "fp32", "fp16", "bf16", "powersgd")
-METHODS = (*TORCH_METHODS, *(f"compressed{suffix}" for suffix in PRESETS))
+SETTINGS: dict[str, dict[str, Any]] = {
+    **{f"compressed{suffix}": arguments for suffix, arguments in PRESETS.items()},
+    "compressed_topk_0.001": {"compressor": TopK(0.001)},
+}
+"""Arguments of ours by name: the presets, and ``register_comm_hook(ddp, compressor=TopK(0.001))``, the sparsest of CLAN's."""
+METHODS = (*TORCH_METHODS, *SETTINGS)
 _ONE_BUCKET_MB = 1 << 20
 _SYNC_BUFFERS = next(
     name
@@ -52,12 +58,12 @@ def ring_nbytes(nbytes: int, world_size: int) -> int:
 
 
 def make_exchange(method: str) -> GradientExchange:
-    """The exchange of ``compressed`` or ``compressed_<preset>``, as the strategy of that name makes it, after its warm-up.
+    """The exchange of a name in ``SETTINGS``, after its warm-up.
 
     Raises:
         ValueError: The preset cannot be made in this version.
     """
-    return GradientExchange(**{**PRESETS[method.removeprefix("compressed")], "schedule": None})
+    return GradientExchange(**{**SETTINGS[method], "schedule": None})
 
 
 def corrects_momentum(method: str) -> bool:

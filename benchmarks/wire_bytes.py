@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.methods import make_exchange, ring_nbytes
+from benchmarks.methods import SETTINGS, make_exchange, ring_nbytes
 from benchmarks.report import Row, add_output_options, make_table, progress, publish, short
 from benchmarks.workloads import WORKLOADS
 from lightning_compress.exchange.collectives import AllReduce
@@ -26,9 +26,8 @@ from lightning_compress.exchange.rank import RankExchange
 from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.kernels.table import ABSENT, PARAMETER
-from lightning_compress.presets import PRESETS
 
-METHODS = tuple(f"compressed{suffix}" for suffix in PRESETS)
+METHODS = tuple(SETTINGS)
 STEP = 10**9
 """A step after every warm-up: the bytes of the long run."""
 _MB = 1 << 20
@@ -109,7 +108,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="wire_bytes.py", description=__doc__.splitlines()[0], allow_abbrev=False)
     models = [name for name in WORKLOADS if name != "tiny"]
     parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=models, help="default: %(default)s")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="default: all presets")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="default: all")
     parser.add_argument(
         "--hosts", nargs="+", type=int, default=[2, 8], metavar="N", help="numbers of ranks (default: 2 8)"
     )
@@ -135,11 +134,18 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for world_size in args.hosts:
                     rows.append(row(name, model, method, world_size, args.bucket_mb))
                     advance(f"{name}, {method}, {world_size} ranks")
-    columns = ["model", "method", "ranks", "exchange", "bytes per step", "times less", "small tensors"]
-    caption = "Of one rank. Times less than an fp32 ring all-reduce. Small tensors: their share of the payload."
+    columns = ["model", "method", "ranks", "exchange", "bytes per step", "times less", "than fp16", "small tensors"]
+    caption = "Of one rank. Times less than a ring all-reduce of fp32, and of fp16. Small tensors: their share of the payload."
     table = make_table("Bytes on the wire, everything counted", columns, caption)
     for r in rows:
-        cells = (r["method"], str(r["ranks"]), r["exchange"], f"{r['bytes_per_step']:,}", short(r["ratio"]))
+        cells = (
+            r["method"],
+            str(r["ranks"]),
+            r["exchange"],
+            f"{r['bytes_per_step']:,}",
+            short(r["ratio"]),
+            short(r["ratio_to_fp16"]),
+        )
         table.add_row(r["model"], *cells, f"{100 * r['small_bytes'] / r['payload_bytes']:.0f} %")
     publish(args, rows, table, ["wire_bytes", *argv])
 
@@ -156,6 +162,7 @@ def row(name: str, model: nn.Module, method: str, world_size: int, bucket_mb: fl
         "bytes_per_step": wire.sent,
         "dense_bytes": dense,
         "ratio": round(dense / wire.sent, 2),
+        "ratio_to_fp16": round(dense / 2 / wire.sent, 2),
         "payload_bytes": wire.coded + wire.small + wire.headers,
         "coded_bytes": wire.coded,
         "small_bytes": wire.small,

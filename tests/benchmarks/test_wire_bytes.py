@@ -10,9 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import wire_bytes
-from benchmarks.methods import make_exchange
+from benchmarks.methods import SETTINGS, make_exchange
 from lightning_compress import GradientExchange
-from lightning_compress.presets import PRESETS
 from lightning_compress.testing import SimulatedExchange
 from tests.models import make_model
 from tests.ranks import run_ranks
@@ -20,11 +19,19 @@ from tests.ranks import run_ranks
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 @pytest.mark.parametrize(
-    "method", ["compressed", "compressed_bf16", "compressed_onebit", "compressed_topk", "compressed_dgc"]
+    "method",
+    [
+        "compressed",
+        "compressed_bf16",
+        "compressed_onebit",
+        "compressed_topk",
+        "compressed_topk_0.001",
+        "compressed_dgc",
+    ],
 )
 def test_equals_a_simulated_exchange(method: str, world_size: int) -> None:
     model = make_model()
-    settings = PRESETS[method.removeprefix("compressed")]
+    settings = SETTINGS[method]
     exchange = SimulatedExchange(model, world_size, **{**settings, "schedule": None})
     gradients = {name: torch.randn_like(p) for name, p in model.named_parameters()}
     exchange.mean([gradients] * world_size)
@@ -42,7 +49,7 @@ def deep_model() -> nn.Sequential:
 
 def bytes_on_ranks(method: str) -> int:
     ddp = DistributedDataParallel(deep_model(), bucket_cap_mb=2)
-    settings = {**PRESETS[method.removeprefix("compressed")], "schedule": None}
+    settings = {**SETTINGS[method], "schedule": None}
     exchange = GradientExchange(**settings).attach(ddp)
     for _ in range(3):  # DDP has rebuilt its buckets by then
         ddp(torch.randn(2, 600)).sum().backward()
