@@ -21,7 +21,7 @@ from torch import nn
 
 from benchmarks.report import Row, add_output_options, make_table, progress, publish, short
 from benchmarks.workloads import WORKLOADS
-from lightning_compress.optim import LANS
+from lightning_compress.optim import LANS, CompressedAdam
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -31,6 +31,8 @@ OPTIMIZERS: dict[str, Make] = {
     "adamw_fused": lambda parameters: torch.optim.AdamW(parameters, fused=True),
     "lans": LANS,
     "lans_unnormalized": lambda parameters: LANS(parameters, normalize_grad=False),
+    "compressed_adam": CompressedAdam,
+    "compressed_adam_adamw": lambda parameters: CompressedAdam(parameters, update="adam"),
 }
 WARM_UP = 2
 """Steps before measuring: they allocate the state and touch its pages."""
