@@ -16,6 +16,7 @@ from lightning_compress.exchange.momenta import Momenta, agreed_settings
 from lightning_compress.exchange.runtime import Runtime, compile_for
 from lightning_compress.exchange.settings import ExchangeName, ExchangeSettings, Memory, MemoryName
 from lightning_compress.exchange.stats import ExchangeStats
+from lightning_compress.memory.shared_momentum import SharedMomentum
 from lightning_compress.schedule import DensityWarmup
 from lightning_compress.state import empty_state
 
@@ -102,6 +103,11 @@ class GradientExchange:
             )
         self.close()
         self.configure(optimizers)
+        if isinstance(self.settings.memory, SharedMomentum) and ddp.find_unused_parameters:
+            raise ValueError(
+                "exchanged='momentum' needs a gradient of every parameter on every rank: set find_unused_parameters=False, "
+                "or use CompressedAdam(exchanged='gradient')."
+            )
         memories = None
         if self._runtime is not None and self._runtime.module is ddp.module:
             self._runtime.settle()  # with the scaler of that time

@@ -122,6 +122,7 @@ class Runtime:
             self._pipeline = None
         while self._closers:
             self._closers.pop()()
+        self.exchange.momenta.announce(False)
         self.open = False
 
     def _submit(self, pipeline: Pipeline, exchange: Exchange, last: bool) -> None:

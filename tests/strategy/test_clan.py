@@ -162,6 +162,37 @@ def trained_in_ddp(freeze_step: int, overflow: int | None, skip: int | None) -> 
     return found, untouched
 
 
+def on_one_rank() -> tuple[bool, str]:
+    """A single rank freezes and codes too; afterwards the optimizer takes gradients again."""
+    model, reference = make_model(), make_model()
+    optimizers = [CompressedAdam(m.parameters(), **MODES["momentum"]) for m in (model, reference)]
+    ddp = DistributedDataParallel(model)
+    exchange = register_comm_hook(ddp, optimizer=optimizers[0])
+    for (batch,) in make_batches(1, 6):
+        optimizers[0].zero_grad()
+        loss_of(ddp, batch).backward()
+        optimizers[0].step()
+    exchange.close()
+    simulate(
+        reference, optimizers[1], loss_of, make_batches(1, 6), SimulatedExchange(reference, 1, optimizer=optimizers[1])
+    )
+    same = equal(parameters_of(model), parameters_of(reference))
+    before = optimizers[0].state[model[0].weight]["exp_avg"].clone()
+    optimizers[0].step()
+    m, gradient = optimizers[0].state[model[0].weight]["exp_avg"], model[0].weight.grad
+    same &= torch.allclose(m, 0.9 * before + 0.1 * gradient)
+    unused = DistributedDataParallel(make_model(), find_unused_parameters=True)
+    with pytest.raises(ValueError, match="find_unused_parameters") as error:
+        register_comm_hook(unused, optimizer=CompressedAdam(unused.parameters(), **MODES["momentum"]))
+    return same, str(error.value)
+
+
+def test_one_rank_equals_the_simulator_and_unused_parameters_are_refused() -> None:
+    ((same, message),) = run_ranks(on_one_rank, 1)
+    assert same
+    assert "every parameter on every rank" in message
+
+
 def with_and_without_scaler(cases: list[tuple[int, int]]) -> list[tuple[tuple[str, bool], tuple[str, bool]]]:
     # the exchange counts a skipped step, so one before the switch delays the switch by one good step
     return [
