@@ -87,32 +87,20 @@ def lans_update(batch: Batch, group: dict[str, Any], accumulates: bool = True) -
 
     Without ``accumulates`` the moments are given and there is no gradient: u alone moves x, with the weight 1.
     """
-    lr, eps, (beta1, beta2) = group["lr"], group["eps"], group["betas"]
+    lr, eps, (beta1, beta2), decay = group["lr"], group["eps"], group["betas"], group["weight_decay"]
     beta3 = 1.0 - beta1 if group["grad_averaging"] else 1.0
     factors = _normalising(batch, eps) if group["normalize_grad"] and accumulates else None
-    scales = Scales.of(batch, group)
-    decay = group["weight_decay"]
     joined, decoupled = (0.0, decay) if group["decoupled_weight_decay"] else (decay, 0.0)
-
-    def gradient(part: Part) -> Tensors:
-        g = part.g if factors is None else torch._foreach_mul(part.g, factors)
-        return torch._foreach_add(g, part.x, alpha=joined) if joined else g
-
-    def directions(part: Part, g: Tensors) -> list[Tensors]:
-        w = torch._foreach_mul(part.x, decoupled)
-        denominators = scales.denominators(part.v)
-        u = torch._foreach_addcdiv(w, part.m, denominators, scales.first)
-        if not accumulates:
-            return [u]
-        torch._foreach_addcdiv_(w, g, denominators, scales.root)
-        return [u, w]
-
+    scales = Scales.of(batch, group)
     moves, lengths = [], []
     for part in batch.parts:
-        g = gradient(part) if accumulates else part.g
+        g: Tensors = part.g
         if accumulates:
+            g = g if factors is None else torch._foreach_mul(g, factors)
+            g = torch._foreach_add(g, part.x, alpha=joined) if joined else g
             accumulate(part, g, beta1, beta2, beta3)
-        moves.append(directions(part, g))
+        u, w = _directions(part, g, decoupled, scales)
+        moves.append((u, w) if accumulates else (u,))
         lengths.append(torch.stack([norms(part.x), *map(norms, moves[-1])]))
     sizes, *lengths_of = torch.linalg.vector_norm(torch.stack(lengths), dim=0)
     weights = (beta1, beta3) if accumulates else (1.0,)
@@ -157,6 +145,15 @@ class Scales:
         roots = torch._foreach_sqrt(v)
         torch._foreach_add_(roots, [root * self.eps for root in self.root])
         return roots
+
+
+def _directions(part: Part, g: Tensors, decay: float, scales: Scales) -> tuple[Tensors, Tensors]:
+    """The u of the first moment and the w of the gradient."""
+    w = torch._foreach_mul(part.x, decay)
+    denominators = scales.denominators(part.v)
+    u = torch._foreach_addcdiv(w, part.m, denominators, scales.first)
+    torch._foreach_addcdiv_(w, g, denominators, scales.root)
+    return u, w
 
 
 def accumulate(part: Part, g: Tensors, beta1: float, beta2: float, beta3: float) -> None:
