@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from typing_extensions import override
 
 from . import images as sources
+from .loading import check_one_batch_per_process, check_positive, make_loader
 
 Source = Literal["digits", "fashion_mnist", "imagefolder", "fake"]
 Batch = tuple[Tensor, Tensor]
@@ -51,7 +52,7 @@ class ImageData(LightningDataModule):
             FileNotFoundError: If the data is not there, with what to put where.
         """
         super().__init__()
-        _check_positive(image_size=image_size, batch_size=batch_size, train_limit=train_limit)
+        check_positive(image_size=image_size, batch_size=batch_size, train_limit=train_limit)
         self.source = source
         self.image_size = image_size
         self.batch_size = batch_size
@@ -81,11 +82,8 @@ class ImageData(LightningDataModule):
         Raises:
             ValueError: If training has less than one batch per process.
         """
-        images, processes = len(self.sets.train), self.trainer.world_size if self.trainer else 1  # type: ignore[arg-type]
-        if stage == "fit" and images < self.batch_size * processes:
-            raise ValueError(
-                f"batch_size={self.batch_size} x {processes} processes is more than the {images} images to train on"
-            )
+        if stage == "fit":
+            check_one_batch_per_process(self, self.batch_size, len(self.sets.train), "images")  # type: ignore[arg-type]
 
     @override
     def train_dataloader(self) -> DataLoader[sources.Sample]:
@@ -137,15 +135,7 @@ class ImageData(LightningDataModule):
         return Subset(images, order[:limit].tolist())
 
     def _loader(self, images: Dataset[sources.Sample], **options: Any) -> DataLoader[sources.Sample]:
-        # No sampler here: Lightning puts in the distributed one that the strategy asks for.
-        return DataLoader(
-            images,
-            batch_size=self.batch_size,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
-            **options,
-        )
+        return make_loader(images, self.batch_size, self.num_workers, **options)
 
 
 def _find(source: Source, root: str | None) -> Path | None:
@@ -157,9 +147,3 @@ def _find(source: Source, root: str | None) -> Path | None:
     if source in ("digits", "fake"):
         return None
     raise ValueError(f"source={source!r} is unknown; choose one of digits, fashion_mnist, imagefolder, fake")
-
-
-def _check_positive(**values: int | None) -> None:
-    for name, value in values.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")

@@ -1,20 +1,19 @@
 """Training an image classifier: the model side of the vision recipes."""
 
-import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from pytorch_lightning import LightningModule
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
 from lightning_compress.optim import DGCSGD
 
 from .networks import Architecture, build_network
+from .optimization import check_warmup, parameter_groups, scheduled, warmup_cosine
 
 OptimizerName = Literal["sgd", "dgc_sgd"]
 Batch = tuple[Tensor, Tensor]
@@ -53,8 +52,7 @@ class ImageClassifier(LightningModule):
             ValueError: If ``warmup`` is out of range or the optimizer is unknown.
         """
         super().__init__()
-        if not 0 <= warmup < 1:
-            raise ValueError(f"warmup={warmup} must be a share of all steps, in [0, 1)")
+        check_warmup(warmup)
         if optimizer not in get_args(OptimizerName):
             raise ValueError(f"optimizer={optimizer!r} is unknown; choose one of {', '.join(get_args(OptimizerName))}")
         self.save_hyperparameters()
@@ -114,21 +112,9 @@ class ImageClassifier(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Return SGD over two parameter groups and its schedule by steps."""
         kind: type[Optimizer] = DGCSGD if self.optimizer_name == "dgc_sgd" else SGD
-        optimizer = kind(self._parameter_groups(), lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)  # type: ignore[call-arg]
-        total = self.trainer.estimated_stepping_batches
-        if math.isinf(total):
-            raise ValueError("the cosine schedule needs an end: set max_epochs or max_steps of the Trainer")
-        warmup_steps = round(self.warmup * total)
-        schedule = LambdaLR(optimizer, lambda step: warmup_cosine(step, warmup_steps, int(total)))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def _parameter_groups(self) -> list[dict[str, Any]]:
-        """Weights with decay, norms and biases (all that is one-dimensional) without."""
-        parameters = [p for p in self.parameters() if p.requires_grad]
-        return [
-            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": self.weight_decay},
-            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-        ]
+        groups = parameter_groups(self, self.weight_decay)
+        optimizer = kind(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)  # type: ignore[call-arg]
+        return scheduled(self, optimizer, self.warmup, warmup_cosine)
 
     def _evaluate(self, batch: Batch, split: str, accuracy: MulticlassAccuracy) -> None:
         images, labels = batch
@@ -137,20 +123,3 @@ class ImageClassifier(LightningModule):
         # torchmetrics gathers its own counts; the mean loss is once per epoch, so sync_dist is cheap here.
         self.log(f"{split}/loss", F.cross_entropy(logits, labels), sync_dist=True)
         self.log(f"{split}/acc", accuracy, prog_bar=True)
-
-
-def warmup_cosine(step: int, warmup_steps: int, total_steps: int) -> float:
-    """Return the factor on the learning rate at a step.
-
-    Args:
-        step: Number of optimizer steps already taken.
-        warmup_steps: Length of the linear rise. Step ``warmup_steps - 1`` is the first at the full rate.
-        total_steps: Step at which the cosine reaches zero; the factor stays there afterwards.
-
-    Returns:
-        A factor in [0, 1].
-    """
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
-    return 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from lightning_compress.optim import DGCSGD
 from lightning_compress.recipes import ImageClassifier, ImageData
 from lightning_compress.recipes.networks import build_network
-from lightning_compress.recipes.vision import warmup_cosine
+from lightning_compress.recipes.optimization import warmup_cosine, warmup_linear
 
 
 def quiet_trainer(folder: Path, **options: Any) -> pl.Trainer:
@@ -55,6 +55,12 @@ def test_warmup_cosine() -> None:
     assert factors[8] == pytest.approx(0.5)  # half-way down
     assert factors[12:] == pytest.approx([0.0, 0.0])
     assert factors[3:] == sorted(factors[3:], reverse=True)
+
+
+def test_warmup_linear() -> None:
+    factors = [warmup_linear(step, 4, 12) for step in range(14)]
+    assert factors[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert factors[8:] == pytest.approx([0.5, 0.375, 0.25, 0.125, 0.0, 0.0])
 
 
 def test_no_warmup_starts_at_the_full_rate() -> None:

@@ -1,0 +1,43 @@
+"""What the recipes' data modules have in common: how batches are loaded, and how settings are checked."""
+
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningDataModule
+from torch.utils.data import DataLoader, Dataset
+
+
+def make_loader(dataset: Dataset[Any], batch_size: int, num_workers: int, **options: Any) -> DataLoader[Any]:
+    """Return a loader with what is always wanted; ``options`` go to torch's DataLoader."""
+    # No sampler here: Lightning puts in the distributed one that the strategy asks for.
+    return DataLoader(
+        dataset,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+        pin_memory=torch.cuda.is_available(),
+        **options,
+    )
+
+
+def check_one_batch_per_process(data: LightningDataModule, batch_size: int, examples: int, what: str) -> None:
+    """Raise a ValueError if training would have no step: its loaders drop what does not fill a batch.
+
+    Args:
+        data: The data module, perhaps attached to a Trainer.
+        batch_size: Examples per process.
+        examples: Number of examples to train on.
+        what: What an example is called, in the plural.
+    """
+    processes = data.trainer.world_size if data.trainer else 1
+    if examples < batch_size * processes:
+        raise ValueError(
+            f"batch_size={batch_size} x {processes} processes is more than the {examples} {what} to train on"
+        )
+
+
+def check_positive(**values: int | None) -> None:
+    """Raise a ValueError that names the first of these settings that is less than one; None is no setting."""
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
