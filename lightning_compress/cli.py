@@ -24,7 +24,10 @@ DEMO = "demo"
 CONFIG_OPTIONS = frozenset({"--config", "-c"})
 EXPERIMENT_KEYS = frozenset({"model", "data"})
 EXPERIMENT_OPTIONS = frozenset({"--model", "--model.class_path", "--data", "--data.class_path"})
-RECIPE_MODULES = ("docstring_parser", "jsonargparse", "sklearn", "torchmetrics", "torchvision", "typeshed_client")
+RECIPE_MODULES = (
+    *("docstring_parser", "jsonargparse", "sklearn", "tokenizers", "torchmetrics", "torchvision", "transformers"),
+    "typeshed_client",
+)
 
 
 def main(args: Sequence[str] | None = None) -> None:

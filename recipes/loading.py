@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningDataModule
+from pytorch_lightning import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, Dataset
 
 
@@ -34,6 +34,14 @@ def check_one_batch_per_process(data: LightningDataModule, batch_size: int, exam
         raise ValueError(
             f"batch_size={batch_size} x {processes} processes is more than the {examples} {what} to train on"
         )
+
+
+def check_covers_classes(module: LightningModule, num_classes: int) -> None:
+    """Raise a ValueError if the Trainer's data module says that it has more classes than this model."""
+    # Too few outputs would otherwise surface as an index error inside the loss, on a GPU as a device assert.
+    classes = getattr(getattr(module.trainer, "datamodule", None), "num_classes", None)
+    if classes is not None and classes > num_classes:
+        raise ValueError(f"num_classes={num_classes} of the model is too small: the data has {classes}")
 
 
 def check_positive(**values: int | None) -> None:

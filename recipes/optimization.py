@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from pytorch_lightning import LightningModule
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 Schedule = Callable[[int, int, int], float]
+AdaptiveOptimizer = Literal["adamw"]
+ADAPTIVE_OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adamw": AdamW}
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -20,6 +22,23 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
+
+
+def adaptive_optimizer(name: AdaptiveOptimizer, groups: list[dict[str, Any]], lr: float) -> Optimizer:
+    """Return an optimizer by its name, with BERT's constants: betas 0.9 and 0.999, eps 1e-6.
+
+    Args:
+        name: ``"adamw"`` is torch's.
+        groups: What :func:`parameter_groups` returned.
+        lr: Highest learning rate.
+    """
+    return ADAPTIVE_OPTIMIZERS[name](groups, lr=lr, betas=(0.9, 0.999), eps=1e-6)
+
+
+def check_adaptive_optimizer(name: str) -> None:
+    """Raise a ValueError unless :func:`adaptive_optimizer` knows the name."""
+    if name not in ADAPTIVE_OPTIMIZERS:
+        raise ValueError(f"optimizer={name!r} is unknown; choose one of {', '.join(ADAPTIVE_OPTIMIZERS)}")
 
 
 def scheduled(module: LightningModule, optimizer: Optimizer, warmup: float, schedule: Schedule) -> OptimizerLRScheduler:

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from lightning_compress.optim import DGCSGD
 
+from .loading import check_covers_classes
 from .networks import Architecture, build_network
 from .optimization import check_warmup, parameter_groups, scheduled, warmup_cosine
 
@@ -77,10 +78,7 @@ class ImageClassifier(LightningModule):
         Raises:
             ValueError: If the data module says that it has more classes than this model.
         """
-        # Too few outputs would otherwise surface as an index error inside the loss, on a GPU as a device assert.
-        classes = getattr(getattr(self.trainer, "datamodule", None), "num_classes", None)
-        if classes is not None and classes > self.num_classes:
-            raise ValueError(f"num_classes={self.num_classes} of the model is too small: the data has {classes}")
+        check_covers_classes(self, self.num_classes)
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
