@@ -81,7 +81,7 @@ class TestFindConfig:
 
     def test_unknown_on_the_command_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         message = usage_error(capsys, ["fit", "--config", "dem"])
-        assert "config 'dem' is neither a file nor one of compression/bf16" in message
+        assert "config 'dem' is neither a file nor one of bert_base_classification" in message
 
 
 class TestCommandLine:

@@ -17,14 +17,14 @@ from lightning_compress.recipes import BertClassifier, BertMaskedLM, BertQuestio
 from lightning_compress.recipes.tokens import load_tokenizer
 
 CONSOLE_SCRIPT = Path(sys.executable).with_name("lightning-compress")
-SENTENCES = ("the cat sat on the mat", "a dog ran after the red ball", "rain fell on the old town all day")
+SENTENCES = ("cat sat on my mat", "dogs ran after red balls", "rain fell over old towns")
 
 
 def write_text(folder: Path) -> Path:
-    """300 documents of six sentences, of which there are three."""
+    """100 documents, each of the words of one of three sentences, in random order."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
-    documents = ["\n".join(rng.choice(SENTENCES, 6)) + f"\n{number}" for number in range(300)]
+    documents = [" ".join(rng.choice(SENTENCES[number % 3].split(), 80)) for number in range(100)]
     (folder / "corpus.txt").write_text("\n\n".join(documents))
     return folder
 
@@ -120,8 +120,8 @@ def test_from_pre_training_to_fine_tuning(tmp_path: Path) -> None:
     model, data = tiny(), mlm_data(tmp_path)
     trainer = quiet_trainer(tmp_path, max_steps=150)
     trainer.fit(model, data)
-    assert trainer.callback_metrics["val/loss"] < 1.5  # without context it is the entropy of the words, about 2.8
-    assert trainer.callback_metrics["val/acc"] > 0.5
+    assert trainer.callback_metrics["val/loss"] < 2.2  # the entropy is log 5 = 1.6; without context it is log 15 = 2.7
+    assert trainer.callback_metrics["val/acc"] > 0.1
     checkpoint = tmp_path / "phase1.ckpt"
     trainer.save_checkpoint(checkpoint)
     assert load_tokenizer(str(checkpoint)).get_vocab() == data.tokenizer.get_vocab()
@@ -188,8 +188,8 @@ def test_small_config_on_two_processes(tmp_path: Path, monkeypatch: pytest.Monke
     assert run.stderr.count("Preparing the text, once") + run.stdout.count("Preparing the text, once") == 1
 
     checkpoint = str(next(results.rglob("*.ckpt")))
-    (tmp_path / "train.tsv").write_text("sentence\tlabel\nthe cat sat\tcat\na dog ran\tdog\n")
-    (tmp_path / "dev.tsv").write_text("sentence\tlabel\na dog\tdog\n")
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\ncat sat\tcat\ndogs ran\tdog\n")
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\ndogs\tdog\n")
     options = ["--data.source", "tsv", "--data.root", ".", "--data.batch_size", "2", "--data.tokenizer", checkpoint]
     options += ["--model.init_from", checkpoint, "--model.vocab_size", "120", "--trainer.fast_dev_run", "1"]
     options += ["--trainer.devices", "1", "--trainer.strategy", "auto", "--trainer.callbacks", "null"]
