@@ -282,8 +282,8 @@ class BertQuestionAnswering(Bert):
         """Log the scores over all ranks."""
         scores = self.score.compute()
         self.score.reset()
-        self.log("val/exact", scores["exact_match"])
-        self.log("val/f1", scores["f1"], prog_bar=True)
+        self.log("val/exact", scores["exact_match"], sync_dist=True)  # the same on all ranks; else Lightning warns
+        self.log("val/f1", scores["f1"], sync_dist=True, prog_bar=True)
 
 
 def load_pretrained(network: nn.Module, source: str, tokenizer: Tokenizer | None) -> None:

@@ -14,7 +14,8 @@ from torch.utils.data import Dataset, TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2 as transforms
 
-DATA_ROOT_VARIABLE = "LC_DATA_ROOT"
+from .loading import DATA_ROOT_VARIABLE, find_folder
+
 FASHION_MNIST_PACKAGE = "dataset-fashion-mnist"
 FASHION_MNIST_SYSTEM_FOLDER = Path("/usr/share/datasets/fashion-mnist")  # where that Debian package puts it
 FASHION_MNIST_FILES = (
@@ -143,16 +144,11 @@ def find_image_folder(root: str | None) -> Path:
         FileNotFoundError: Which says what to put where.
     """
     wanted = "<root>/train/<class>/<picture>.jpg and <root>/val/<class>/<picture>.jpg"
-    name = root or os.environ.get(DATA_ROOT_VARIABLE)
-    if not name:
-        raise FileNotFoundError(
-            f"source 'imagefolder' needs a folder with {wanted}: "
-            f"name it by `root` or by the environment variable {DATA_ROOT_VARIABLE}"
-        )
+    folder = find_folder(root, wanted)
     for split in ("train", "val"):
-        if not (Path(name) / split).is_dir():
-            raise FileNotFoundError(f"{Path(name) / split} is not a folder; source 'imagefolder' reads {wanted}")
-    return Path(name)
+        if not (folder / split).is_dir():
+            raise FileNotFoundError(f"{folder / split} is not a folder; source 'imagefolder' reads {wanted}")
+    return folder
 
 
 def fake(image_size: int, seed: int, length: int = 10_000, num_classes: int = 10) -> ImageSets:

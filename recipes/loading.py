@@ -1,10 +1,41 @@
-"""What the recipes' data modules have in common: how batches are loaded, and how settings are checked."""
+"""What the recipes' data modules have in common: where data lies, how batches are loaded, and how settings are checked."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, Dataset
+
+DATA_ROOT_VARIABLE = "LC_DATA_ROOT"
+
+
+def find_folder(root: str | None, wanted: str) -> Path:
+    """Return the folder that the user named, by ``root`` or by the environment variable LC_DATA_ROOT.
+
+    Args:
+        root: Its name.
+        wanted: What should be in it, for the message.
+
+    Raises:
+        FileNotFoundError: If none is named or it is no folder, with what to put there.
+    """
+    name = root or os.environ.get(DATA_ROOT_VARIABLE)
+    if not name:
+        raise FileNotFoundError(
+            f"this source needs a folder with {wanted}: name it by `root` or by the environment variable {DATA_ROOT_VARIABLE}"
+        )
+    if not Path(name).is_dir():
+        raise FileNotFoundError(f"{name} is not a folder; wanted is one with {wanted}")
+    return Path(name)
+
+
+def check_files(folder: Path, *names: str) -> None:
+    """Raise a FileNotFoundError that names the files that a folder lacks."""
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise FileNotFoundError(f"{folder} has no {' and no '.join(missing)}: put {' and '.join(names)} there")
 
 
 def make_loader(dataset: Dataset[Any], batch_size: int, num_workers: int, **options: Any) -> DataLoader[Any]:

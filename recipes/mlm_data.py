@@ -21,7 +21,7 @@ from . import text
 from .cache import cache_folder, make_once
 from .loading import check_one_batch_per_process, check_positive, make_loader
 from .masking import Masking
-from .tokens import CHECKPOINT_KEY, TOKENIZER_FILE, load_tokenizer, special_ids, train_tokenizer
+from .tokens import CHECKPOINT_KEY, TOKENIZER_FILE, fingerprint, load_tokenizer, special_ids, train_tokenizer
 
 Source = Literal["docstrings", "python_docs", "files", "datasets"]
 Batch = tuple[Tensor, Tensor]
@@ -93,7 +93,7 @@ class MLMData(LightningDataModule):
         # Looked for here, in the one process that builds everything: later it would fail on each rank separately.
         self.corpus = _find(source, root, pattern, separator, packages)
         self._given = None if tokenizer is None else load_tokenizer(tokenizer)
-        origin = vocab_size if self._given is None else hashlib.sha256(self._given.to_str().encode()).hexdigest()
+        origin = vocab_size if self._given is None else fingerprint(self._given)
         self.folder = cache_folder(
             cache_dir, kind="mlm", text=self.corpus.stamp, separator=separator, held_out=held_out, tokenizer=origin
         )
@@ -177,7 +177,8 @@ class MLMData(LightningDataModule):
         return Sequences(self.folder / f"{split}.tokens", self.seq_len, ids.cls, ids.sep)
 
     def _make(self, folder: Path) -> None:
-        tokenizer = self._given or train_tokenizer(self._documents(held_out=False), self._vocab_size)
+        texts = self._documents(held_out=False)
+        tokenizer = train_tokenizer(texts, self._vocab_size) if self._given is None else self._given
         tokenizer.save(str(folder / TOKENIZER_FILE))
         about = {
             split: write_tokens(self._documents(held_out), tokenizer, folder / f"{split}.tokens")

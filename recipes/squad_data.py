@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from .loading import check_one_batch_per_process, check_positive, make_loader
+from .loading import check_files, check_one_batch_per_process, check_positive, find_folder, make_loader
 from .squad import Question, Window, Windows, read_questions
-from .text import check_files, find_folder
 from .tokens import load_tokenizer, padded, special_ids
 
 Version = Literal["1.1", "2.0"]

@@ -2,15 +2,14 @@
 
 import ast
 import hashlib
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from .images import DATA_ROOT_VARIABLE
+from .loading import find_folder
 
 PYTHON_DOCS_PACKAGE = "python3-doc"
 PYTHON_DOCS_SYSTEM_FOLDER = Path(
@@ -25,7 +24,7 @@ class Corpus(NamedTuple):
 
     Attributes:
         stamp: Changes when the files do.
-        documents: Reads the documents, one after the other. May be called again.
+        documents: Reads the documents, one after the other. May be called again, and can be pickled.
     """
 
     stamp: str
@@ -52,7 +51,7 @@ def text_files(root: str | None, pattern: str, separator: Separator) -> Corpus:
             'in each file (separator="file"), or name other files by `pattern`'
         )
     read = _whole_file if separator == "file" else _split_at_blank_lines
-    return Corpus(stamp(paths), lambda: (document for path in paths for document in read(path)))
+    return Corpus(stamp(paths), partial(_read_all, paths, read))
 
 
 def saved_dataset(root: str | None) -> Corpus:
@@ -87,7 +86,7 @@ def saved_dataset(root: str | None) -> Corpus:
             f"{folder} has the columns {', '.join(data.column_names)}, but no 'text': rename_column before saving"
         )
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return Corpus(stamp(paths), lambda: (row["text"] for row in data))
+    return Corpus(stamp(paths), partial(_column, data))
 
 
 def python_docs() -> Corpus:
@@ -102,7 +101,7 @@ def python_docs() -> Corpus:
             f"Python's documentation is not in {PYTHON_DOCS_SYSTEM_FOLDER}/python3.*/html/_sources: "
             f"`apt-get install {PYTHON_DOCS_PACKAGE}` puts it there on Debian and Ubuntu"
         )
-    return Corpus(stamp(paths), lambda: (document for path in paths for document in _whole_file(path)))
+    return Corpus(stamp(paths), partial(_read_all, paths, _whole_file))
 
 
 def docstrings(packages: Sequence[str]) -> Corpus:
@@ -115,9 +114,7 @@ def docstrings(packages: Sequence[str]) -> Corpus:
         FileNotFoundError: If one of them is not installed.
     """
     paths = [path for package in packages for path in _modules(package)]
-    return Corpus(
-        stamp(paths), lambda: ("\n\n".join(found) for package in packages for found in module_docstrings(package))
-    )
+    return Corpus(stamp(paths), partial(_joined_docstrings, packages))
 
 
 @cache  # parsing takes seconds, and both a tokenizer and a corpus are made from the result
@@ -149,31 +146,16 @@ def is_held_out(text: str, share: float) -> bool:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") < share * 2**64
 
 
-def find_folder(root: str | None, wanted: str) -> Path:
-    """Return the folder that the user named, by ``root`` or by the environment variable LC_DATA_ROOT.
-
-    Args:
-        root: Its name.
-        wanted: What should be in it, for the message.
-
-    Raises:
-        FileNotFoundError: If none is named or it is no folder, with what to put there.
-    """
-    name = root or os.environ.get(DATA_ROOT_VARIABLE)
-    if not name:
-        raise FileNotFoundError(
-            f"this source needs a folder with {wanted}: name it by `root` or by the environment variable {DATA_ROOT_VARIABLE}"
-        )
-    if not Path(name).is_dir():
-        raise FileNotFoundError(f"{name} is not a folder; wanted is one with {wanted}")
-    return Path(name)
+def _read_all(paths: Iterable[Path], read: Callable[[Path], Iterator[str]]) -> Iterator[str]:
+    return (document for path in paths for document in read(path))
 
 
-def check_files(folder: Path, *names: str) -> None:
-    """Raise a FileNotFoundError that names the files that a folder lacks."""
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise FileNotFoundError(f"{folder} has no {' and no '.join(missing)}: put {' and '.join(names)} there")
+def _column(data: Iterable[dict[str, str]]) -> Iterator[str]:
+    return (row["text"] for row in data)
+
+
+def _joined_docstrings(packages: Iterable[str]) -> Iterator[str]:
+    return ("\n\n".join(found) for package in packages for found in module_docstrings(package))
 
 
 def _whole_file(path: Path) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """Texts with labels for :class:`~lightning_compress.recipes.BertClassifier`."""
 
 import csv
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -17,8 +16,8 @@ from typing_extensions import override
 
 from . import text as sources
 from .cache import cache_folder, make_once
-from .loading import check_one_batch_per_process, check_positive, make_loader
-from .tokens import TOKENIZER_FILE, load_tokenizer, padded, special_ids, train_tokenizer
+from .loading import check_files, check_one_batch_per_process, check_positive, find_folder, make_loader
+from .tokens import TOKENIZER_FILE, fingerprint, load_tokenizer, padded, special_ids, train_tokenizer
 
 Source = Literal["docstrings", "tsv", "jsonl"]
 HELD_OUT = 0.1
@@ -87,11 +86,11 @@ class TextClassData(LightningDataModule):
             self.columns, stamp = ("text", None, "label"), sources.docstrings(packages).stamp
         else:
             names = (f"train.{source}", f"dev.{source}")
-            self._root = sources.find_folder(root, " and ".join(names))
-            sources.check_files(self._root, *names)
+            self._root = find_folder(root, " and ".join(names))
+            check_files(self._root, *names)
             stamp = sources.stamp(self._root / name for name in names)
         self._given = None if tokenizer is None else load_tokenizer(tokenizer)
-        origin = vocab_size if self._given is None else hashlib.sha256(self._given.to_str().encode()).hexdigest()
+        origin = vocab_size if self._given is None else fingerprint(self._given)
         self.folder = cache_folder(cache_dir, kind="class", text=stamp, columns=self.columns, tokenizer=origin)
         if source == "docstrings":
             self._root = self.folder
@@ -172,7 +171,8 @@ class TextClassData(LightningDataModule):
             root = folder
             write_docstrings(self.packages, folder)
         texts = (text for one in self._read(root, "train") for text in (one.text, one.pair) if text is not None)
-        (self._given or train_tokenizer(texts, self._vocab_size)).save(str(folder / TOKENIZER_FILE))
+        tokenizer = train_tokenizer(texts, self._vocab_size) if self._given is None else self._given
+        tokenizer.save(str(folder / TOKENIZER_FILE))
 
     def _read(self, root: Path, split: str) -> list[Example]:
         kind = "tsv" if self.source == "tsv" else "jsonl"

@@ -1,5 +1,6 @@
 """WordPiece tokenizers: trained from the text at hand, or read from a folder or a checkpoint."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,6 +88,11 @@ def checkpoint_tokenizer(checkpoint: dict[str, Any]) -> str | None:
     """Return the tokenizer in a checkpoint of Lightning's, None if it has none."""
     text: str | None = checkpoint.get("MLMData", {}).get(CHECKPOINT_KEY)
     return text
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """Return a hash of a tokenizer."""
+    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
 
 
 def special_ids(tokenizer: Tokenizer) -> SpecialIds:
