@@ -98,13 +98,14 @@ class Bert(LightningModule):
         data = getattr(self.trainer, "datamodule", None)
         tokenizer: Tokenizer | None = getattr(data, "tokenizer", None)
         if tokenizer is not None:
-            config = self.network.config
-            for name, wanted, there in (
-                ("vocab_size", tokenizer.get_vocab_size(), config.vocab_size),
-                ("max_position_embeddings", data.seq_len, config.max_position_embeddings),  # type: ignore[union-attr]
-            ):
-                if wanted > there:  # would otherwise be an index error inside the embedding, on a GPU a device assert
-                    raise ValueError(f"{name}={there} of the model is too small: the data needs {wanted}")
+            # Either would otherwise be an index error inside the embedding, on a GPU a device assert.
+            words, positions = self.network.config.vocab_size, self.network.config.max_position_embeddings
+            if tokenizer.get_vocab_size() > words:
+                raise ValueError(
+                    f"vocab_size={words} of the model is too small: the data needs {tokenizer.get_vocab_size()}"
+                )
+            if data.seq_len > positions:  # type: ignore[union-attr]
+                raise ValueError(f"seq_len of the data must be at most {positions}, the positions that the model knows")
         if stage == "fit" and self.init_from is not None:
             load_pretrained(self.network, self.init_from, tokenizer)
 
