@@ -141,7 +141,7 @@ def test_from_pre_training_to_fine_tuning(tmp_path: Path) -> None:
     labelled = TextClassData("tsv", tokenizer=str(checkpoint), **options)
     fine = BertClassifier(3, "tiny", 120, dropout=0.0, lr=1e-3, init_from=str(checkpoint))
     beginning = Beginning()
-    trainer = quiet_trainer(tmp_path, max_epochs=20, callbacks=[beginning])
+    trainer = quiet_trainer(tmp_path, max_epochs=40, callbacks=[beginning])
     trainer.fit(fine, labelled)
     loaded = beginning.weights
     encoder = [name for name in loaded if name.startswith("network.bert.") and ".pooler." not in name]
