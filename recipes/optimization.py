@@ -10,9 +10,15 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from lightning_compress.optim import LANS, CompressedAdam
+
 Schedule = Callable[[int, int, int], float]
-AdaptiveOptimizer = Literal["adamw"]
-ADAPTIVE_OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adamw": AdamW}
+AdaptiveOptimizer = Literal["adamw", "lans", "compressed_adam"]
+ADAPTIVE_OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "adamw": AdamW,
+    "lans": LANS,
+    "compressed_adam": CompressedAdam,
+}
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -28,7 +34,8 @@ def adaptive_optimizer(name: AdaptiveOptimizer, groups: list[dict[str, Any]], lr
     """Return an optimizer by its name, with BERT's constants: betas 0.9 and 0.999, eps 1e-6.
 
     Args:
-        name: ``"adamw"`` is torch's.
+        name: ``"adamw"`` is torch's; ``"lans"`` takes larger rates and batches; ``"compressed_adam"`` is LANS with the settings
+            of its compressed exchange (CLAN), for ``strategy: compressed_clan``.
         groups: What :func:`parameter_groups` returned.
         lr: Highest learning rate.
     """

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from benchmarks.convergence.methods import METHODS
 from benchmarks.convergence.tasks import TASKS
 from benchmarks.report import RESULTS, Row, progress, versions
-from lightning_compress.recipes.vision import warmup_cosine
+from lightning_compress.recipes.optimization import warmup_cosine
 from lightning_compress.testing import SimulatedExchange, simulate
 
 RUNS = RESULTS / "convergence.jsonl"
