@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -37,7 +38,16 @@ def register() -> None:
 def module_in_use() -> str:
     """Our module for the import name that the program uses; ``pytorch_lightning`` when both or none is imported."""
     names = list(MODULES)
-    return MODULES[names[1] if names[1] in sys.modules and names[0] not in sys.modules else names[0]]
+    imported = [name for name in names if name in sys.modules]
+    if len(imported) == len(names):
+        warnings.warn(
+            "pytorch_lightning and lightning.pytorch are both imported, and lightning_compress.CompressedStrategy is that of "
+            "pytorch_lightning. For a lightning.pytorch.Trainer import it from lightning_compress.lightning, for a "
+            "pytorch_lightning.Trainer from lightning_compress.pytorch_lightning (which silences this), or use a name such as "
+            "strategy='compressed', which both know.",
+            stacklevel=3,
+        )
+    return MODULES[(imported or names)[0]]
 
 
 class _LightningFinder(MetaPathFinder):

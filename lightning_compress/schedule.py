@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lightning_compress.checks import is_number, is_whole
+
 
 @dataclass(frozen=True)
 class DensityWarmup:
     """Deep Gradient Compression's warm-up, from a gentle density to the compressor's own (Lin et al. 2017, section 3.4).
 
-    Every stage lasts ``epochs`` epochs or ``steps`` optimizer steps. After the last stage the compressor's own ratio holds.
-    A stage whose sparse exchange would send more than a dense one is exchanged dense.
+    Every stage lasts ``epochs`` epochs or ``steps`` exchanges (one per optimizer step, see ``GradientExchange``). After the
+    last stage the compressor's own ratio holds. A stage whose sparse exchange would send more than a dense one is exchanged
+    dense.
 
     Args:
         densities: Share of elements to keep in each stage, not rising; the paper's by default. 1.0 is a dense stage:
@@ -28,15 +31,15 @@ class DensityWarmup:
         if not isinstance(self.densities, Sequence):
             raise ValueError(f"densities is a list of numbers, got {self.densities!r}")
         object.__setattr__(self, "densities", tuple(self.densities))
-        if not self.densities or any(not 0.0 < density <= 1.0 for density in self.densities):
+        if not self.densities or any(not is_number(d) or not 0.0 < d <= 1.0 for d in self.densities):
             raise ValueError(f"densities must be one or more numbers in (0, 1], got {self.densities!r}")
         if any(later > earlier for earlier, later in zip(self.densities, self.densities[1:], strict=False)):
             raise ValueError(f"densities must not rise, got {self.densities!r}")
         if self.epochs is not None and self.steps is not None:
             raise ValueError("give epochs or steps, not both")
-        if self.epochs is not None and self.epochs <= 0:
-            raise ValueError(f"epochs per stage must be positive, got {self.epochs!r}")
-        if self.steps is not None and (not isinstance(self.steps, int) or self.steps < 1):
+        if self.epochs is not None and not (is_number(self.epochs) and self.epochs > 0):
+            raise ValueError(f"epochs per stage must be a positive number, got {self.epochs!r}")
+        if self.steps is not None and (not is_whole(self.steps) or self.steps < 1):
             raise ValueError(f"steps per stage must be a whole number, 1 or more, got {self.steps!r}")
 
     def stage_steps(self, steps_per_epoch: int | None) -> int:

@@ -44,6 +44,11 @@ def empty_state() -> dict[str, Any]:
     return {"version": VERSION, "world_size": 1, "ranks": [0], "worker": {}, "velocity": {}, "owner": {}}
 
 
+def lost_state(step: int) -> dict[str, Any]:
+    """What an interrupted run saves when it could not ask the other ranks for their residuals."""
+    return {**empty_state(), "step": step, "interrupted": True}
+
+
 def local_state(
     memories: Memories, plan: BlockPlan, parameters: Parameters, rank: int, world_size: int
 ) -> dict[str, Any]:
@@ -116,15 +121,36 @@ def gather_state(local: dict[str, Any], mode: SaveMode) -> dict[str, Any] | None
     return {**local, **per_rank, "ranks": ranks, "owner": owner, "norms": torch.cat(norms).tolist()}
 
 
+def share_owners(local: dict[str, Any], group: Any) -> dict[str, Any]:
+    """One rank's state with the owners' residuals of all ranks, to go on with where blocks get other owners.
+
+    Called on all ranks of ``group``.
+    """
+    owner = {name: residual.to(_device(), copy=True) for name, residual in local["owner"].items()}
+    for residual in owner.values():
+        dist.all_reduce(residual, group=group)
+    return {**local, "owner": {name: residual.cpu() for name, residual in owner.items()}}
+
+
 def restore(
     state: Mapping[str, Any], memories: Memories, plan: BlockPlan, parameters: Parameters, rank: int, world_size: int
 ) -> None:
     """Fills one rank's memories from a state of all ranks, or from its own; what they held is forgotten.
 
     Raises:
-        ValueError: The state is of another version, or is one rank's and not this one's.
+        ValueError: The state is damaged, of another version, or one rank's and not this one's.
     """
+    if missing := {"version", "world_size", "ranks", *SIDES} - set(state):
+        raise ValueError(
+            f"This is no state of a gradient exchange, or a damaged one: {', '.join(sorted(missing))} missing."
+        )
     memories.clear()
+    if state.get("interrupted") and rank == 0:
+        warnings.warn(
+            "This state was saved by a run that was being interrupted and could not collect the ranks' residuals: they start "
+            "at zero, and what was owed to the model is lost. Resume from an earlier checkpoint to keep it.",
+            stacklevel=2,
+        )
     if not any(state[side] for side in SIDES):
         return
     exact = _check(state, world_size, rank)
@@ -140,7 +166,8 @@ def restore(
     unknown = sorted({*state["worker"], *state["velocity"], *state["owner"]} - set(parameters))
     if unknown:
         warnings.warn(
-            f"Residuals of parameters that the model does not have are dropped: {', '.join(unknown)}.", stacklevel=2
+            f"Residuals of parameters that the model does not have or does not train are dropped: {', '.join(unknown)}.",
+            stacklevel=2,
         )
     for name, parameter in parameters.items():
         for side in PER_RANK:

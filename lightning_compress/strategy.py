@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from lightning_compress.checkpoint import all_ranks_are_at, readable, replaced_at_once
+from lightning_compress.checks import check_timeout
 from lightning_compress.compressors.base import Compressor
 from lightning_compress.exchange.dense import DenseRule
 from lightning_compress.exchange.hook import GradientExchange, refuse_python_reducer
@@ -22,13 +26,15 @@ from lightning_compress.memory.shared_momentum import SharedMomentum
 from lightning_compress.optim.compatibility import require_compatible
 from lightning_compress.presets import strategy_names
 from lightning_compress.schedule import DensityWarmup
-from lightning_compress.state import SaveMode, empty_state, gather_state
+from lightning_compress.state import SaveMode, empty_state, gather_state, lost_state
 
 if TYPE_CHECKING:
     from pytorch_lightning import Trainer
     from pytorch_lightning.strategies import DDPStrategy
 else:
     DDPStrategy = object  # the import name in use supplies it as the next class
+
+log = logging.getLogger(__name__)
 
 STATE_KEY = "lightning_compress"
 """Where a Lightning checkpoint keeps the state of the exchange."""
@@ -69,11 +75,15 @@ class CompressionGlue(DDPStrategy):
         exchange: "auto" (all_reduce where payloads can be added, else two_way), "all_reduce", "all_gather" or
             "two_way".
         dense: How norms, biases and other small tensors travel: "auto", a code, a size in bytes, or a ``DenseRule``.
-        start_step: Optimizer steps that are exchanged dense before compression begins.
+        start_step: Exchanges that are dense before compression begins. An exchange is a backward whose gradients are
+            synchronized: one per optimizer step, however many batches it accumulates, but two where two backwards are
+            (a GAN's turns, manual optimization), and one more where a static graph is learned while accumulating.
         schedule: ``DensityWarmup`` for compressors with a density; begins after the dense steps.
         save_state: What checkpoints keep of the residuals: "exact" (every rank's: world size x model size; a resumed
             run is bit-identical; beyond 4 GiB the mean, with a warning), "mean" (one model size: what is owed to the
             model is kept), or "none".
+        verify_every: For debugging: compares a checksum of every parameter over all ranks at each n-th step and fails at
+            once on all of them, naming the first parameter that differs; 0 for never.
         kwargs: Everything that ``DDPStrategy`` takes, except a communication hook of your own.
 
     Raises:
@@ -92,14 +102,16 @@ class CompressionGlue(DDPStrategy):
         start_step: int = 0,
         schedule: DensityWarmup | None = None,
         save_state: SaveMode = "exact",
+        verify_every: int = 0,
         **kwargs: Any,
     ) -> None:
         _check_ddp_arguments(kwargs)
         if save_state not in get_args(SaveMode):
             raise ValueError(f"save_state={save_state!r} is unknown; known are {', '.join(get_args(SaveMode))}.")
         self._save_state = save_state
+        self._gathered: _Gathered | None = None
         refuse_python_reducer()
-        self.exchange = GradientExchange(compressor, memory, exchange, dense, start_step, schedule)
+        self.exchange = GradientExchange(compressor, memory, exchange, dense, start_step, schedule, verify_every)
         super().__init__(**kwargs)
 
     @classmethod
@@ -118,6 +130,7 @@ class CompressionGlue(DDPStrategy):
 
     @override
     def setup(self, trainer: Trainer) -> None:
+        self._gathered = None
         super().setup(trainer)
         if trainer.state.fn == "fit":
             self._attach()
@@ -126,14 +139,20 @@ class CompressionGlue(DDPStrategy):
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         if self._saves_state(checkpoint):
-            state = gather_state(self.exchange.state_dict(), self._save_state)
+            state = self._state_of_all_ranks()
             if state is not None:
                 checkpoint[STATE_KEY] = state
-        super().save_checkpoint(checkpoint, filepath, storage_options)
+        if self.is_global_zero and _is_plain_file(self.checkpoint_io, filepath):
+            with replaced_at_once(filepath) as path:
+                super().save_checkpoint(checkpoint, path, storage_options)
+        else:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
 
     @override
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        with readable(checkpoint_path):
+            checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        self._gathered = None
         fitting = self.lightning_module is not None and self.lightning_module.trainer.state.fn == "fit"
         if fitting and self._save_state != "none":
             if STATE_KEY not in checkpoint:
@@ -145,7 +164,7 @@ class CompressionGlue(DDPStrategy):
         return checkpoint
 
     def _saves_state(self, checkpoint: dict[str, Any]) -> bool:
-        """Not into a checkpoint of weights only, and not in a run that is being interrupted: peers may be gone."""
+        """Not into a checkpoint of weights only."""
         if self._save_state == "none" or "optimizer_states" not in checkpoint:
             return False
         if not dist.is_initialized():  # after a fit in forked or spawned processes
@@ -154,7 +173,42 @@ class CompressionGlue(DDPStrategy):
                 stacklevel=2,
             )
             return False
-        return not (self.lightning_module is not None and self.lightning_module.trainer.interrupted)
+        return True
+
+    def _state_of_all_ranks(self) -> dict[str, Any] | None:
+        """The exchange's state, on rank 0; None on the others.
+
+        An interrupted run gathers nothing, since its peers may be gone: it keeps what was last gathered at this optimizer
+        step, or says that there is nothing. A SIGTERM that stops all ranks at the same step is no such interruption.
+        """
+        assert self.lightning_module is not None
+        step, interrupted = self.lightning_module.trainer.global_step, self._interrupted
+        known = self._gathered
+        if known is not None and known.global_step == step and (interrupted or known.exchanges == self.exchange.step):
+            return known.state
+        if interrupted and not (_stopped_by_sigterm() and all_ranks_are_at(step)):
+            return lost_state(step) if self.is_global_zero else None
+        state = gather_state(self.exchange.state_dict(), self._save_state)
+        self._gathered = _Gathered(step, self.exchange.step, state)
+        return state
+
+    @property
+    def _interrupted(self) -> bool:
+        return self.lightning_module is not None and self.lightning_module.trainer.interrupted
+
+    # A run that is being interrupted must not wait for ranks that may be gone: callbacks save their last checkpoint alone.
+    @override
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        if not self._interrupted:
+            super().barrier(*args, **kwargs)
+
+    @override
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return obj if self._interrupted else super().broadcast(obj, src)
+
+    @override
+    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return tensor if self._interrupted else super().reduce(tensor, *args, **kwargs)
 
     @override
     @contextmanager
@@ -167,6 +221,29 @@ class CompressionGlue(DDPStrategy):
         else:
             with super().block_backward_sync():
                 yield
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        assert self.lightning_module is not None
+        if self._gathered is not None and self._gathered.global_step != self.lightning_module.trainer.global_step:
+            self._gathered = None  # as large as all ranks' residuals
+        self._follow_trained_parameters()
+
+    def _follow_trained_parameters(self) -> None:
+        """Wraps the model again when parameters were frozen or unfrozen; DDP itself would let the ranks drift apart."""
+        ddp = self.model
+        assert isinstance(ddp, DistributedDataParallel)
+        wrapped = {id(p) for p in self.exchange.trained_parameters}
+        now = {id(p) for p in ddp.module.parameters() if p.requires_grad}
+        # what is frozen after the wrapping is an unused parameter to DDP
+        if now == wrapped or (now < wrapped and ddp.find_unused_parameters):
+            return
+        log.info("The parameters that are trained have changed: the model is wrapped in DDP again.")
+        self.model = ddp.module
+        del ddp  # its hooks must be gone before those of the next one come
+        self.configure_ddp()
+        self._attach()
 
     @override
     def on_exception(self, exception: BaseException) -> None:
@@ -191,6 +268,7 @@ class CompressionGlue(DDPStrategy):
         """Nothing yet: the optimizers, which may bring settings along, come after the wrapping."""
 
     def _attach(self) -> None:
+        self._pl_static_graph_delay_done = False  # of this wrap
         assert isinstance(self.model, DistributedDataParallel)
         self.exchange.configure(self.optimizers)
         scaler = getattr(self.precision_plugin, "scaler", None)
@@ -253,8 +331,27 @@ class CompressionGlue(DDPStrategy):
         )
 
 
+class _Gathered(NamedTuple):
+    """What was last gathered for a checkpoint: a step's second checkpoint, or that of its interruption, takes it too."""
+
+    global_step: int
+    exchanges: int
+    state: dict[str, Any] | None
+
+
+def _is_plain_file(checkpoint_io: Any, path: Any) -> bool:
+    """Whether Lightning's default writes to a local file here; other plugins know themselves how to save."""
+    return type(checkpoint_io).__name__ == "TorchCheckpointIO" and "://" not in str(path)
+
+
+def _stopped_by_sigterm() -> bool:
+    """Whether this is called while Lightning handles the SIGTERM that ends a run (callbacks' ``on_exception``)."""
+    return type(sys.exc_info()[1]).__name__ == "SIGTERMException"
+
+
 def _check_ddp_arguments(arguments: dict[str, Any]) -> None:
     """DDP would complain only when the model is wrapped, in every process."""
+    check_timeout(arguments.get("timeout"))
     for name, remedy in _REFUSED.items():
         if arguments.get(name) is not None:
             raise ValueError(f"CompressedStrategy cannot take {name}: {remedy}.")

@@ -11,6 +11,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_compress import register_comm_hook
+from lightning_compress.exchange.rank import RankExchange
+from lightning_compress.exchange.settings import ExchangeSettings
+from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.state import merge
 from tests.models import loss_of, make_batches, make_model
 from tests.ranks import run_ranks
@@ -91,6 +94,17 @@ def test_what_is_owed_is_conserved_over_changes_of_the_world_size() -> None:
         assert state["world_size"] == world_size
         for name, debt in owed(state).items():
             assert torch.allclose(debt, expected[name], rtol=1e-12, atol=1e-18), name
+
+
+@pytest.mark.parametrize("broken", ["version", "world_size", "ranks", "worker", "velocity", "owner"])
+def test_a_damaged_state_is_named(broken: str) -> None:
+    settings = ExchangeSettings.make()
+    exchange = RankExchange(settings, make_model(), 0, 1, ExchangeStats())
+    state = exchange.state() | {"worker": {"0.weight": [torch.ones(200, 100)]}}
+    exchange.restore(state)
+    del state[broken]
+    with pytest.raises(ValueError, match=f"damaged one: {broken} missing"):
+        exchange.restore(state)
 
 
 def load_other_ranks_state() -> str:

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_compress.checks import is_number, is_whole
+
 PIECE = 65536
 """With ``block_size=None`` a tensor is cut into pieces of at most this many elements: every rank owns its share."""
 
@@ -137,8 +139,7 @@ class Compressor(ABC):
 
 def check_block_size(block_size: int | None, largest: int = PIECE) -> int | None:
     """Validates a ``block_size`` argument."""
-    whole = isinstance(block_size, int) and not isinstance(block_size, bool)
-    if block_size is None or (whole and 1 <= block_size <= largest):
+    if block_size is None or (is_whole(block_size) and 1 <= block_size <= largest):
         return block_size
     raise ValueError(
         f"block_size must be None (one block per tensor) or an integer in [1, {largest}], got {block_size!r}"
@@ -147,7 +148,7 @@ def check_block_size(block_size: int | None, largest: int = PIECE) -> int | None
 
 def check_ratio(ratio: float) -> float:
     """Validates a ``ratio`` argument: the share of elements that is kept."""
-    if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0.0 < ratio <= 1.0:
+    if not is_number(ratio) or not 0.0 < ratio <= 1.0:
         raise ValueError(
             f"ratio is the share of elements to keep and must lie in (0, 1], got {ratio!r}; 1 % is ratio=0.01"
         )
@@ -156,14 +157,14 @@ def check_ratio(ratio: float) -> float:
 
 def check_bits(bits: int, allowed: tuple[int, ...]) -> int:
     """Validates a ``bits`` argument."""
-    if isinstance(bits, bool) or bits not in allowed:
+    if not is_whole(bits) or bits not in allowed:
         raise ValueError(f"bits must be one of {', '.join(map(str, allowed))}, got {bits!r}")
-    return int(bits)
+    return bits
 
 
 def check_seed(seed: int) -> int:
     """Validates a ``seed`` argument."""
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if not is_whole(seed):
         raise ValueError(f"seed must be an integer, got {seed!r}")
     return seed
 

@@ -25,7 +25,7 @@ class Cast(Compressor):
     """
 
     def __init__(self, dtype: Literal["fp16", "bf16", "fp8", "fp32"] = "bf16", block_size: int | None = 1024) -> None:
-        if dtype not in _DTYPES:
+        if not isinstance(dtype, str) or dtype not in _DTYPES:
             raise ValueError(f"Cast knows the formats {', '.join(_DTYPES)}; got dtype={dtype!r}")
         self.dtype = dtype
         self.block_size = check_block_size(block_size)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_compress.checks import check_switch
 from lightning_compress.compressors.base import (
     Blocks,
     Compressor,
@@ -47,6 +48,7 @@ class RandomK(Compressor):
         self.ratio = check_ratio(ratio)
         self.seed = check_seed(seed)
         self.block_size = check_block_size(block_size)
+        check_switch("unbiased", unbiased)
         self.unbiased = unbiased
 
     @override

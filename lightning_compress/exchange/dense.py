@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lightning_compress.checks import is_whole
 from lightning_compress.compressors.base import PIECE, Compressor
 from lightning_compress.compressors.cast import Cast
 from lightning_compress.compressors.none import NoCompression
@@ -29,16 +30,18 @@ class DenseRule:
     patterns: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.code != "auto" and self.code not in _CODES:
+        if not isinstance(self.code, str) or self.code not in ("auto", *_CODES):
             raise ValueError(
                 f"dense={self.code!r} is unknown: use 'auto', {', '.join(map(repr, _CODES))} or a DenseRule"
             )
-        if self.max_numel < 0:
-            raise ValueError(f"max_numel must not be negative, got {self.max_numel}")
+        if not is_whole(self.max_numel) or self.max_numel < 0:
+            raise ValueError(f"max_numel is a number of elements, 0 or more, got {self.max_numel!r}")
         if isinstance(self.patterns, str):
             raise ValueError(
                 f"patterns is a list of name patterns, got the string {self.patterns!r}: write [{self.patterns!r}]"
             )
+        if not isinstance(self.patterns, Sequence) or not all(isinstance(p, str) for p in self.patterns):
+            raise ValueError(f"patterns is a list of name patterns such as ['*embedding*'], got {self.patterns!r}")
 
     def matches(self, name: str, shape: Sequence[int], numel: int) -> bool:
         """Whether a parameter is dense."""
@@ -67,7 +70,7 @@ def dense_rule(dense: str | int | DenseRule) -> DenseRule:
     """Reads a ``dense`` argument: a code, a rule, or a size in bytes below which float32 tensors are dense."""
     if isinstance(dense, DenseRule):
         return dense
-    if isinstance(dense, int) and not isinstance(dense, bool) and dense >= 0:
+    if is_whole(dense) and dense >= 0:
         return DenseRule(max_numel=max(0, dense - 1) // 4)
     if isinstance(dense, str):
         return DenseRule(dense)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_compress.checks import check_timeout
 from lightning_compress.compressors.base import Compressor
 from lightning_compress.exchange.dense import DenseRule
 from lightning_compress.exchange.momenta import Momenta, agreed_settings
@@ -18,7 +19,7 @@ from lightning_compress.exchange.settings import ExchangeName, ExchangeSettings,
 from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.memory.shared_momentum import SharedMomentum
 from lightning_compress.schedule import DensityWarmup
-from lightning_compress.state import empty_state
+from lightning_compress.state import empty_state, share_owners
 
 
 class GradientExchange:
@@ -39,8 +40,13 @@ class GradientExchange:
             two_way and all_gather sends less), "all_reduce", "all_gather" (only for a few ranks: its traffic grows
             with their number) or "two_way".
         dense: How norms, biases and other small tensors travel: "auto", a code, a size in bytes, or a ``DenseRule``.
-        start_step: Optimizer steps that are exchanged dense before compression begins.
+        start_step: Exchanges that are dense before compression begins. An exchange is a backward whose gradients are
+            synchronized: one per optimizer step, however many batches it accumulates, but two where two backwards are
+            (a GAN's turns, manual optimization), and one more where a static graph is learned while accumulating.
         schedule: ``DensityWarmup`` for compressors with a density; begins after the dense steps.
+        verify_every: For debugging: compares a checksum of every parameter over all ranks at each n-th step and fails at
+            once on all of them, naming the first parameter that differs; 0 for never. Costs a pass over the parameters
+            and 8 bytes for each of them.
 
     Raises:
         ValueError: An argument is unknown or does not go with another.
@@ -54,6 +60,7 @@ class GradientExchange:
         dense: str | int | DenseRule = "auto",
         start_step: int = 0,
         schedule: DensityWarmup | None = None,
+        verify_every: int = 0,
     ) -> None:
         self._arguments: dict[str, Any] = {
             "compressor": compressor,
@@ -62,6 +69,7 @@ class GradientExchange:
             "dense": dense,
             "start_step": start_step,
             "schedule": schedule,
+            "verify_every": verify_every,
         }
         self.settings = self._own_settings = ExchangeSettings.make(**self._arguments)
         self._stats = ExchangeStats()
@@ -79,7 +87,7 @@ class GradientExchange:
     ) -> GradientExchange:
         """Takes over the gradient exchange of ``ddp``; called on all ranks.
 
-        Wrapping the same module again keeps its memories.
+        Wrapping the same module again keeps its memories, by parameter name where other parameters are trained than before.
 
         Args:
             ddp: A wrapped model that has no communication hook yet.
@@ -94,6 +102,7 @@ class GradientExchange:
         """
         if not isinstance(ddp, DistributedDataParallel):
             raise ValueError(f"Wrap the model first: DistributedDataParallel(model), got {type(ddp).__name__}.")
+        check_timeout(timeout)
         refuse_python_reducer(ddp)
         hooks = [hook for hook, _ in ddp._comm_hooks]
         if hooks not in ([], [self._hook]):
@@ -108,11 +117,11 @@ class GradientExchange:
                 "exchanged='momentum' needs a gradient of every parameter on every rank: set find_unused_parameters=False, "
                 "or use CompressedAdam(exchanged='gradient')."
             )
-        memories = None
-        if self._runtime is not None and self._runtime.module is ddp.module:
-            self._runtime.settle()  # with the scaler of that time
-            memories = self._runtime.exchange.memories
-        elif self._runtime is not None and self._restored is None:
+        previous, memories = self._runtime, None
+        if previous is not None and previous.module is ddp.module:
+            previous.settle()  # with the scaler of that time
+            memories = previous.exchange.memories
+        elif previous is not None and self._restored is None:
             self._step = 0  # another model
         momenta = Momenta(optimizers)
         self._runtime = Runtime(
@@ -123,6 +132,9 @@ class GradientExchange:
         if self._restored is not None:
             self._runtime.exchange.restore(self._restored)
             self._restored = None
+        elif previous is not None and memories is not None and self._runtime.exchange.memories is not memories:
+            # other parameters are trained than before, or a loss scaler has come or gone: by name
+            self._runtime.exchange.restore(share_owners(previous.exchange.state(), ddp.process_group))
         return self
 
     def configure(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -141,13 +153,24 @@ class GradientExchange:
         """Figures of this rank since the start, and of the last step.
 
         Returns:
-            steps; bytes_sent and bytes_received (on the wire, everything counted); dense_bytes (what a ring all-reduce of the
-            same gradients sends); ratio = dense_bytes / bytes_sent; encode_seconds, decode_seconds, wait_seconds (waiting for
-            collectives, summed over the pipeline's stages: much of it is hidden behind backward); density (share of the
-            elements of large tensors that the last step could send; 1 for codes without a density); ``last``: the same of
-            the last step.
+            steps (exchanges, see ``start_step``); bytes_sent and bytes_received (on the wire, everything counted);
+            dense_bytes (what a ring all-reduce of the same gradients sends); buffer_bytes (of the buffers, such as batch
+            norm's, that DDP itself has broadcast before forwards: not part of bytes_sent); ratio = dense_bytes /
+            bytes_sent; encode_seconds, decode_seconds, wait_seconds (waiting for collectives, summed over the pipeline's
+            stages: much of it is hidden behind backward); density (share of the elements of large tensors that the last
+            step could send; 1 for codes without a density); ``last``: the same of the last step.
         """
         return {**self._stats.as_dict(), "density": self._density()}
+
+    @property
+    def step(self) -> int:
+        """Number of the next exchange."""
+        return self._step
+
+    @property
+    def trained_parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters that DDP was wrapped with when this was attached: later changes of ``requires_grad`` do not count."""
+        return [] if self._runtime is None else list(self._runtime.exchange.parameters.values())
 
     @property
     def has_exchanged(self) -> bool:
@@ -240,6 +263,7 @@ def register_comm_hook(
     grad_scaler: Any | None = None,
     timeout: timedelta | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    verify_every: int = 0,
 ) -> GradientExchange:
     """Gives plain DistributedDataParallel (or Fabric) the compressed gradient exchange; called on all ranks.
 
@@ -249,16 +273,16 @@ def register_comm_hook(
         memory: What workers remember.
         exchange: How payloads travel.
         dense: How small tensors travel.
-        start_step: Dense steps before compression begins.
+        start_step: Dense exchanges before compression begins.
         schedule: The density's warm-up, in steps.
         grad_scaler: The ``torch.amp.GradScaler`` of the training loop, if it has one.
         timeout: How long a rank waits for the others; None: as long as ``ddp``'s own process group.
         optimizer: A ``CompressedAdam`` that brings settings along.
+        verify_every: Steps from one comparison of the ranks' parameters to the next; 0 for none.
 
     Returns:
         The exchange: ``stats()`` reads its figures, ``close()`` ends its threads.
     """
     optimizers = [] if optimizer is None else [optimizer]
-    return GradientExchange(compressor, memory, exchange, dense, start_step, schedule).attach(
-        ddp, grad_scaler, timeout, optimizers=optimizers
-    )
+    made = GradientExchange(compressor, memory, exchange, dense, start_step, schedule, verify_every)
+    return made.attach(ddp, grad_scaler, timeout, optimizers=optimizers)

@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_compress.exchange.correction import BucketCorrection, Correction, LocalClip, MomentumBucket
 from lightning_compress.exchange.memories import Memories
 from lightning_compress.exchange.momenta import Momenta
+from lightning_compress.exchange.nonfinite import NonfiniteWatch
 from lightning_compress.exchange.plan import BlockPlan, parameter_specs
 from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.exchange.stats import ExchangeStats
@@ -57,6 +58,8 @@ class RankExchange:
         self.plan = self._plan_at(None)
         fresh = Memories(self.plan, self.settings, rank, transactional)
         self.memories = memories if memories is not None and memories.fits(fresh) else fresh
+        # a loss scaler finds and skips such steps itself
+        self._watch = NonfiniteWatch() if rank == 0 and not transactional else None
         memory = self.settings.memory
         self.momenta = momenta or Momenta()
         self.momenta.require(memory, self.parameters)
@@ -111,7 +114,7 @@ class RankExchange:
         worker, owner = self.memories.views(names, buffer)
         correction = self._correction(topology, names, buffer, status, step)
         on_device = status.to(buffer.device)
-        job = BucketJob(buffer, on_device, step, scale, worker, owner, self.stats, correction)
+        job = BucketJob(buffer, on_device, step, scale, worker, owner, self.stats, correction, self._watch)
         return topology.run_dense(job) if density == 1.0 else topology.run(job)
 
     def state(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -24,7 +25,7 @@ from lightning_compress.exchange.pipeline import Exchange, Pipeline, make_pipeli
 from lightning_compress.exchange.rank import RankExchange
 from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.exchange.stats import ExchangeStats
-from lightning_compress.exchange.topology import Topology
+from lightning_compress.exchange.verification import Verification
 from lightning_compress.memory.momentum import MomentumCorrection
 from lightning_compress.optim.compatibility import mark_corrected, require_compatible
 
@@ -57,7 +58,7 @@ class Runtime:
         momenta: Momenta | None = None,
     ) -> None:
         self._stats, self._scaler = stats, grad_scaler
-        self.module = ddp.module
+        self.module, self._device = ddp.module, next(ddp.module.parameters()).device
         rank, world_size = dist.get_rank(ddp.process_group), dist.get_world_size(ddp.process_group)
         self.exchange = RankExchange(
             settings, ddp.module, rank, world_size, stats, _scales(grad_scaler), steps_per_epoch, memories, momenta
@@ -67,22 +68,33 @@ class Runtime:
             log.info("lightning-compress: exchange='auto' sends least as %s on %d ranks", topology.name, world_size)
         self.exchange.memories.watch(self._scale())
         self._names = {id(p): name for name, p in self.exchange.parameters.items()}
+        self._frozen = {name: p for name, p in ddp.module.named_parameters() if not p.requires_grad}
+        self._frozen = {name: p for name, p in self._frozen.items() if name not in ddp.parameters_to_ignore}
         self._participation = Participation(self.exchange.parameters.items())
-        self.open, self.has_exchanged = True, False
+        self.open, self.has_exchanged, self._weighed = True, False, False
         self._closers: list[Callable[[], None]] = [self._participation.close]
         self._waiting: list[Exchange] = []
         self._pipeline: Pipeline | None = None
+        self._verification: Verification | None = None
         if world_size > 1 or self.exchange.works_alone:
             compile_for(settings, ddp.module)
             _require_equal_settings(settings, self.exchange.parameters, ddp.process_group)
-            self._pipeline = self._start_pipeline(ddp, timeout)
+            new_group = self._group_maker(ddp, timeout)
+            self._pipeline = make_pipeline(self._device, topology.collectives if topology else 1, new_group)
+            if settings.verify_every and world_size > 1:
+                self._verification = Verification(ddp.module, settings.verify_every, new_group(), stats)
+        self._closers.append(ddp.register_forward_pre_hook(self._note_buffers).remove)
         self._watch_optimizers()
         # whoever drops the model without closing must not keep its threads
         weakref.finalize(ddp, self.close).atexit = False
 
     def begin_step(self, step: int) -> None:
         """Before the first bucket: what was written for a skipped step is forgotten."""
+        self._warn_if_nothing_is_saved(step)
         self._stats.begin_step()
+        self._require_wrapped()
+        if self._verification is not None:
+            self._verification.check(step)
         self.has_exchanged = True
         self.settle()
         self.exchange.begin_step(step)
@@ -141,6 +153,32 @@ class Runtime:
                 pipeline.submit(waiting)
             self._waiting.clear()
 
+    def _warn_if_nothing_is_saved(self, step: int) -> None:
+        """Looks once at what the first compressed step has sent: of tiny tensors headers, pads and indices may be most."""
+        compresses = self.exchange.settings.topology is not None and self.exchange.world_size > 1
+        if self._weighed or not compresses or not self.has_exchanged or self.exchange.density(step - 1) == 1.0:
+            return
+        self._weighed = True
+        sent, dense = self._stats.last_bytes()
+        if sent >= dense and self.exchange.rank == 0:
+            warnings.warn(
+                f"{self.exchange.settings.compressor!r} has sent {sent} bytes in a step in which dense DDP would have sent "
+                f"{dense}: this model's tensors are too small for it, and training is slower than without. Use "
+                "compressor='bf16', or plain DDP.",
+                stacklevel=2,
+            )
+
+    def _require_wrapped(self) -> None:
+        """DDP exchanges the parameters that were trainable when it wrapped the model; the ranks' others would drift apart."""
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise RuntimeError(
+                    f"lightning-compress: {name!r} was frozen when DDP wrapped the model and is trained now: its gradients "
+                    "would never be exchanged. Wrap the model again, ddp = DistributedDataParallel(ddp.module), and attach the "
+                    "exchange to it, exchange.attach(ddp), which keeps its memories. (Lightning's Trainer does so by itself "
+                    "before each batch.)"
+                )
+
     def _scale(self) -> float | Tensor:
         if not _scales(self._scaler):
             return 1.0
@@ -157,6 +195,11 @@ class Runtime:
         if corrected:
             self._closers.append(register_optimizer_step_pre_hook(self._check_optimizer).remove)
 
+    def _note_buffers(self, ddp: torch.nn.Module, _: Any) -> None:
+        assert isinstance(ddp, DistributedDataParallel)
+        if self.exchange.world_size > 1 and ddp.will_sync_module_buffers():
+            self._stats.count_buffers(sum(buffer.nbytes for buffer in ddp.modules_buffers))
+
     def _check_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if any(id(p) in self._names for group in optimizer.param_groups for p in group["params"]):
             require_compatible(optimizer, self.exchange.settings.memory)
@@ -169,11 +212,11 @@ class Runtime:
         taken = True if found_inf is None else found_inf == 0
         self.exchange.memories.note_step([self._names[key] for key in stepped if key in self._names], taken)
 
-    def _start_pipeline(self, ddp: DistributedDataParallel, timeout: timedelta | None) -> Pipeline:
+    def _group_maker(self, ddp: DistributedDataParallel, timeout: timedelta | None) -> Callable[[], Any]:
+        """Makes process groups of the model's ranks, which ``close`` ends; called alike on all ranks."""
         ranks = dist.get_process_group_ranks(ddp.process_group)
-        device = next(ddp.module.parameters()).device
         # torch would take the backend's default, half an hour, not what the user gave the model's group
-        patience = timeout or ddp.process_group._get_backend(device).options._timeout
+        patience = timeout or ddp.process_group._get_backend(self._device).options._timeout
         backend = dist.get_backend(ddp.process_group)
 
         def new_group() -> Any:
@@ -183,8 +226,7 @@ class Runtime:
             self._closers.append(lambda: _destroy(group))
             return group
 
-        topology: type[Topology] | None = self.exchange.settings.topology
-        return make_pipeline(device, topology.collectives if topology else 1, new_group)
+        return new_group
 
 
 def compile_for(settings: ExchangeSettings, module: torch.nn.Module) -> None:

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 import torch
 
+from lightning_compress.checks import is_whole
 from lightning_compress.compressors.base import PIECE, Compressor
 from lightning_compress.compressors.cast import Cast
 from lightning_compress.compressors.none import NoCompression
@@ -34,9 +35,10 @@ class ExchangeSettings:
         dense: Which tensors are small.
         memory: The workers' memory, None without one.
         topology: How payloads travel; None: DDP's own all-reduce.
-        start_step: Steps that are exchanged dense before compression begins.
+        start_step: Exchanges that are dense before compression begins.
         schedule: The density's warm-up, None without.
         by_bytes: Whether ``topology`` is still to be chosen when the world size is known.
+        verify_every: Exchanges from one comparison of the ranks' parameters to the next, 0 for none.
     """
 
     compressor: Compressor
@@ -47,6 +49,7 @@ class ExchangeSettings:
     start_step: int
     schedule: DensityWarmup | None = None
     by_bytes: bool = False
+    verify_every: int = 0
 
     @classmethod
     def make(
@@ -57,6 +60,7 @@ class ExchangeSettings:
         dense: str | int | DenseRule = "auto",
         start_step: int = 0,
         schedule: DensityWarmup | None = None,
+        verify_every: int = 0,
     ) -> ExchangeSettings:
         """Checks and completes a user's arguments (see ``GradientExchange``).
 
@@ -64,9 +68,14 @@ class ExchangeSettings:
             ValueError: An argument is unknown or does not go with another; the message names it and the remedy.
         """
         code = get_compressor(compressor)
-        if isinstance(start_step, bool) or not isinstance(start_step, int) or start_step < 0:
+        if not is_whole(start_step) or start_step < 0:
             raise ValueError(
                 f"start_step is the number of dense steps before compression and must be 0 or more, got {start_step!r}"
+            )
+        if not is_whole(verify_every) or verify_every < 0:
+            raise ValueError(
+                "verify_every is the number of steps from one comparison of the ranks' parameters to the next, 0 for none, "
+                f"got {verify_every!r}"
             )
         if schedule is not None and not isinstance(schedule, DensityWarmup):
             raise ValueError(f"schedule must be a DensityWarmup(...) or None, got {schedule!r}")
@@ -90,7 +99,7 @@ class ExchangeSettings:
         if topology is ReduceAll and mild.value_dtype != code.value_dtype:
             mild = _same_type(code, rule)
         by_bytes = exchange == "auto" and topology is TwoWay and isinstance(remembered, MomentumCorrection)
-        return cls(code, mild, rule, remembered, topology, start_step, schedule, by_bytes)
+        return cls(code, mild, rule, remembered, topology, start_step, schedule, by_bytes, verify_every)
 
     def resolve(self, world_size: int) -> ExchangeSettings:
         """The settings for a number of ranks; a sparse exchange that cannot pay is said."""

@@ -26,6 +26,7 @@ class ExchangeStats:
         self._lock = threading.Lock()
         self._total = _Tally()
         self._last = _Tally()
+        self._buffers = Fraction(0)
         self._events: list[tuple[Stage, torch.cuda.Event, torch.cuda.Event]] = []
 
     def begin_step(self) -> None:
@@ -33,10 +34,17 @@ class ExchangeStats:
         with self._lock:
             self.steps += 1
             self._last = _Tally()
+            buffers, self._buffers = self._buffers, Fraction(0)
+        self._add(buffers=buffers)
 
     def count_dense(self, buffer: Tensor, world_size: int) -> None:
         """Notes a bucket that plain DDP would have all-reduced."""
         self._add(dense=AllReduce(buffer).wire_bytes(0, world_size)[0])
+
+    def count_buffers(self, nbytes: int) -> None:
+        """Notes a broadcast of buffers by DDP itself: of a forward, whose step is yet to begin."""
+        with self._lock:
+            self._buffers += nbytes
 
     def count_wire(self, collective: Collective, rank: int, world_size: int) -> None:
         """Notes a collective at the moment it is handed to the process group."""
@@ -57,6 +65,11 @@ class ExchangeStats:
         second.record()
         with self._lock:
             self._events.append((stage, first, second))
+
+    def last_bytes(self) -> tuple[int, int]:
+        """Bytes sent in the last step, and those that dense DDP would have sent."""
+        with self._lock:
+            return round(self._last.sent), round(self._last.dense)
 
     def as_dict(self) -> dict[str, Any]:
         """The figures under their public names; bytes are integers, times are seconds."""
@@ -89,7 +102,7 @@ class _Tally:
     """One set of counters. Bytes are fractions: a ring's share of an odd buffer is not a whole number."""
 
     def __init__(self) -> None:
-        self.sent = self.received = self.dense = Fraction(0)
+        self.sent = self.received = self.dense = self.buffers = Fraction(0)
         self.seconds = dict.fromkeys(_STAGES, 0.0)
 
     def add(self, **amounts: Fraction | float) -> None:
@@ -104,6 +117,7 @@ class _Tally:
             "bytes_sent": round(self.sent),
             "bytes_received": round(self.received),
             "dense_bytes": round(self.dense),
+            "buffer_bytes": round(self.buffers),
             # nothing was sent because nobody else is there: nothing was compressed either
             "ratio": float(self.dense / self.sent) if self.sent else 1.0,
             **{f"{stage}_seconds": seconds for stage, seconds in self.seconds.items()},

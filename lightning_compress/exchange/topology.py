@@ -19,6 +19,7 @@ from lightning_compress.compressors.base import Compressor
 from lightning_compress.exchange.codec import BlockCodec, MemoryView
 from lightning_compress.exchange.collectives import AllGather, AllReduce, AllToAll, Collective
 from lightning_compress.exchange.correction import Correction
+from lightning_compress.exchange.nonfinite import NonfiniteWatch
 from lightning_compress.exchange.plan import BucketPart, BucketPlan
 from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.kernels import table as col
@@ -42,6 +43,7 @@ class BucketJob:
         owner: Owner memory, None without one.
         stats: Where times are noted.
         correction: What is sent instead of gradients, None where it is gradients.
+        watch: Warns of gradients that are not finite, None where that is not this rank's task.
     """
 
     buffer: Tensor
@@ -52,6 +54,7 @@ class BucketJob:
     owner: StoreView | None
     stats: ExchangeStats = field(repr=False)
     correction: Correction | None = None
+    watch: NonfiniteWatch | None = field(default=None, repr=False)
 
 
 def exchange_dense(buffer: Tensor, world_size: int) -> Steps:
@@ -142,6 +145,8 @@ class Topology(ABC):
         self, codecs: list[BlockCodec], job: BucketJob, payload: Tensor, status: Tensor, **how: float
     ) -> None:
         """Decodes what came back into the bucket."""
+        if job.watch is not None:
+            job.watch.look(self.plan.names, status, job.step)
         for codec in codecs:
             salt = self._salt(codec.compressor, job.step)
             codec.decode(payload, job.buffer, status, salt=salt, **how)  # type: ignore[arg-type]

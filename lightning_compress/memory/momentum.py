@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightning_compress.checks import check_switch, is_number
+
 
 @dataclass(frozen=True)
 class MomentumCorrection:
@@ -41,12 +43,14 @@ class MomentumCorrection:
     factor_masking: bool = True
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.momentum < 1.0:
-            raise ValueError(f"momentum must lie in [0, 1), got {self.momentum!r}")
-        if self.clip_norm is not None and self.clip_norm <= 0.0:
-            raise ValueError(f"clip_norm must be positive, got {self.clip_norm!r}; None switches clipping off")
+        if not is_number(self.momentum) or not 0.0 <= self.momentum < 1.0:
+            raise ValueError(f"momentum must be a number in [0, 1), got {self.momentum!r}")
+        if self.clip_norm is not None and not (is_number(self.clip_norm) and self.clip_norm > 0.0):
+            raise ValueError(f"clip_norm must be a positive number, got {self.clip_norm!r}; None switches clipping off")
         if self.clip_norm_from not in ("this_step", "previous_step"):
             raise ValueError(f"clip_norm_from must be 'this_step' or 'previous_step', got {self.clip_norm_from!r}")
+        check_switch("nesterov", self.nesterov)
+        check_switch("factor_masking", self.factor_masking)
 
     def advance(self, velocity: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """One step of the velocity.

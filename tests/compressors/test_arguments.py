@@ -18,13 +18,13 @@ def test_block_size(family, block_size):
         family(block_size=block_size)
 
 
-@pytest.mark.parametrize("bits", [0, 1, 5, 16, -4, 4.5, "4", True, None])
+@pytest.mark.parametrize("bits", [0, 1, 5, 16, -4, 4.0, 4.5, "4", True, None, [4]])
 def test_bits(bits):
     with pytest.raises(ValueError, match="bits"):
         Quantize(bits)
 
 
-@pytest.mark.parametrize("dtype", ["fp64", "float16", "", None, 16])
+@pytest.mark.parametrize("dtype", ["fp64", "float16", "", None, 16, ["fp16"]])
 def test_dtype(dtype):
     with pytest.raises(ValueError, match="dtype"):
         Cast(dtype)

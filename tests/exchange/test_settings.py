@@ -8,7 +8,18 @@ import warnings
 
 import pytest
 
-from lightning_compress import Cast, DenseRule, ErrorFeedback, GradientExchange, NoCompression, Quantize, TopK
+from lightning_compress import (
+    Cast,
+    DenseRule,
+    DensityWarmup,
+    ErrorFeedback,
+    GradientExchange,
+    MomentumCorrection,
+    NoCompression,
+    Quantize,
+    RandomK,
+    TopK,
+)
 from lightning_compress.exchange.dense import dense_rule
 from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.exchange.topology import GatherAll, ReduceAll, TwoWay
@@ -53,9 +64,25 @@ def test_an_error_names_argument_and_remedy(settings, names_and_remedy):
         (lambda: DenseRule("int3"), ["'int3'", "bf16"]),
         (lambda: DenseRule(max_numel=-1), ["max_numel", "-1"]),
         (lambda: DenseRule(patterns="*norm*"), ["patterns", "['*norm*']"]),
+        (lambda: DenseRule(["bf16"]), ["['bf16']", "'auto'"]),
+        (lambda: DenseRule(max_numel="3"), ["max_numel", "'3'"]),
+        (lambda: DenseRule(max_numel=1.5), ["max_numel", "1.5"]),
+        (lambda: DenseRule(patterns=3), ["patterns", "3"]),
+        (lambda: DenseRule(patterns=[3]), ["patterns", "[3]"]),
+        (lambda: MomentumCorrection("0.9"), ["momentum", "'0.9'"]),
+        (lambda: MomentumCorrection(None), ["momentum", "None"]),
+        (lambda: MomentumCorrection(clip_norm="1"), ["clip_norm", "'1'"]),
+        (lambda: MomentumCorrection(clip_norm=float("nan")), ["clip_norm", "nan"]),
+        (lambda: MomentumCorrection(nesterov="no"), ["nesterov", "'no'"]),
+        (lambda: MomentumCorrection(factor_masking=1), ["factor_masking", "1"]),
+        (lambda: DensityWarmup([None]), ["densities", "None"]),
+        (lambda: DensityWarmup(epochs="1"), ["epochs", "'1'"]),
+        (lambda: DensityWarmup(steps=True), ["steps", "True"]),
+        (lambda: RandomK(unbiased="yes"), ["unbiased", "'yes'"]),
+        (lambda: GradientExchange(verify_every=1.0), ["verify_every", "1.0", "0 for none"]),
     ],
 )
-def test_a_dense_rule_checks_itself(make, names_and_remedy):
+def test_wrong_types_are_named(make, names_and_remedy):
     with pytest.raises(ValueError) as error:  # noqa: PT011 (the parts of its message are checked below)
         make()
     assert [part for part in names_and_remedy if part not in str(error.value)] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -36,6 +37,9 @@ def hook(state: Any, bucket: Any) -> Any:
         ({"compressor": "topk", "exchange": "all_reduce"}, ["exchange='all_reduce'", "two_way"]),
         ({"start_step": -1}, ["start_step"]),
         ({"save_state": "all"}, ["save_state='all'", "exact"]),
+        ({"timeout": 300}, ["timeout", "timedelta(minutes=5)", "300"]),
+        ({"timeout": timedelta(0)}, ["timeout", "positive"]),
+        ({"verify_every": -1}, ["verify_every", "-1"]),
     ],
     ids=str,
 )
@@ -43,6 +47,11 @@ def test_what_cannot_be_honoured_is_refused_by_name(arguments: dict[str, Any], n
     with pytest.raises(ValueError) as error:  # noqa: PT011 (the parts of its message are checked below)
         CompressedStrategy(**arguments)
     assert [part for part in names_and_remedy if part not in str(error.value)] == []
+
+
+def test_its_own_options_reach_the_exchange() -> None:
+    settings = CompressedStrategy("topk", start_step=3, verify_every=5).exchange.settings
+    assert (settings.compressor.name, settings.start_step, settings.verify_every) == ("topk", 3, 5)
 
 
 def test_all_of_ddps_options_are_taken() -> None:

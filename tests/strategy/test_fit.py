@@ -247,7 +247,7 @@ def test_residuals_are_in_the_units_of_the_gradient_whatever_the_loss_scale() ->
 
 def fit_precisions() -> dict[str, tuple[str, set[torch.dtype]]]:
     found = {}
-    for precision in ("bf16-mixed", "bf16-true", "64-true"):
+    for precision in ("bf16-mixed", "bf16-true", "64-true", "16-true"):
         trainer, parameters = fitted("compressed", precision=precision)
         found[precision] = parameters, {m.dtype for m in residuals(trainer.strategy.exchange).values()}
     return found
@@ -256,7 +256,7 @@ def fit_precisions() -> dict[str, tuple[str, set[torch.dtype]]]:
 def test_precisions_train_and_remember_in_their_format() -> None:
     first, second = run_ranks(fit_precisions, 2)
     assert first == second
-    wide = {"bf16-mixed": torch.float32, "bf16-true": torch.float32, "64-true": torch.float64}
+    wide = {"bf16-mixed": torch.float32, "bf16-true": torch.float32, "64-true": torch.float64, "16-true": torch.float32}
     assert {precision: memories for precision, (_, memories) in first.items()} == {p: {d} for p, d in wide.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,23 @@ FAULT = """
 """
 
 
+def left_behind(folder: Path, patience: float = 10.0) -> list[str]:
+    """Command lines of processes that still run the script in ``folder``."""
+    deadline = time.monotonic() + patience
+    while True:
+        found = [line for line in map(command_line, Path("/proc").glob("[0-9]*")) if str(folder) in line]
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.2)
+
+
+def command_line(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_text()
+    except OSError:  # it has just ended
+        return ""
+
+
 @pytest.mark.parametrize(
     ("fault", "on_rank", "said"),
     [
@@ -97,3 +115,4 @@ def test_when_a_rank_fails_the_program_ends_soon_and_says_where(
     assert code != 0
     assert said in output
     assert seconds < 90  # most of it is starting
+    assert left_behind(tmp_path) == []

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from pathlib import Path
 from textwrap import dedent
+from types import ModuleType
 
 import pytest
 
+from lightning_compress import registration
 from tests.strategy.scripts import run_script
 
 CHECK = """
@@ -62,6 +66,22 @@ ORDERS = {
 def test_names_are_registered_whatever_is_imported_first(tmp_path: Path, order: str) -> None:
     code, output, _ = run_script(tmp_path, dedent(CHECK) + dedent(ORDERS[order]))
     assert code == 0, output
+
+
+def test_with_both_import_names_the_ambiguous_class_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = list(registration.MODULES.values())
+    for imported, expected in (([0], ours[0]), ([1], ours[1]), ([], ours[0])):
+        for i, name in enumerate(registration.MODULES):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+            if i in imported:
+                monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert registration.module_in_use() == expected
+    for name in registration.MODULES:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    with pytest.warns(UserWarning, match=r"is that of pytorch_lightning.*lightning_compress\.lightning"):
+        assert registration.module_in_use() == ours[0]
 
 
 OTHER_ROOT = """

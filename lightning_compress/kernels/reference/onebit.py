@@ -35,9 +35,10 @@ def scale(p: Tensor, row_of: Tensor, rows: int) -> Tensor:
 
 
 def tensor_scale(p: Tensor, row: int) -> Tensor:
-    """The same for a whole tensor, flat ``p``: a 0-dim tensor."""
+    """The same for a whole tensor, flat ``p``: a 0-dim tensor, not finite where ``p`` is not."""
     counted = (p.view(-1, row) != 0).any(1).sum() * row
-    return to_float32(p.abs().sum(dtype=torch.float64) / counted.clamp_min(1))
+    mean = p.abs().sum(dtype=torch.float64) / counted.clamp_min(1)
+    return torch.where(torch.isfinite(mean), to_float32(mean), mean.float())  # an inf must not saturate
 
 
 def rows_with_values(p: Tensor, row_of: Tensor, rows: int) -> Tensor:
