@@ -12,11 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_compress.checks import check_timeout
 from lightning_compress.compressors.base import Compressor
+from lightning_compress.exchange.debt import Debt
 from lightning_compress.exchange.dense import DenseRule
 from lightning_compress.exchange.momenta import Momenta, agreed_settings
 from lightning_compress.exchange.runtime import Runtime, compile_for
 from lightning_compress.exchange.settings import ExchangeName, ExchangeSettings, Memory, MemoryName
 from lightning_compress.exchange.stats import ExchangeStats
+from lightning_compress.memory.error_feedback import ErrorFeedback
 from lightning_compress.memory.shared_momentum import SharedMomentum
 from lightning_compress.schedule import DensityWarmup
 from lightning_compress.state import empty_state, share_owners
@@ -76,6 +78,7 @@ class GradientExchange:
         self._step = 0
         self._runtime: Runtime | None = None
         self._restored: Mapping[str, Any] | None = None
+        self._debts: list[Debt] = []
 
     def attach(
         self,
@@ -123,10 +126,8 @@ class GradientExchange:
             memories = previous.exchange.memories
         elif previous is not None and self._restored is None:
             self._step = 0  # another model
-        momenta = Momenta(optimizers)
-        self._runtime = Runtime(
-            self.settings, self._stats, ddp, grad_scaler, timeout, steps_per_epoch, memories, momenta
-        )
+        arguments = (grad_scaler, timeout, steps_per_epoch, memories, Momenta(optimizers), self._debts)
+        self._runtime, self._debts = Runtime(self.settings, self._stats, ddp, *arguments), []
         if not hooks:
             ddp.register_comm_hook(None, self._hook)
         if self._restored is not None:
@@ -137,6 +138,15 @@ class GradientExchange:
             self._runtime.exchange.restore(share_owners(previous.exchange.state(), ddp.process_group))
         return self
 
+    def choose(self, **arguments: Any) -> None:
+        """Takes other arguments than the constructor's, before the exchange is attached.
+
+        Raises:
+            ValueError: As the constructor does.
+        """
+        self._arguments = {**_DEFAULTS, **arguments}
+        self.settings = self._own_settings = ExchangeSettings.make(**self._arguments)
+
     def configure(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Completes the settings by what a ``CompressedAdam`` among the optimizers says.
 
@@ -144,6 +154,41 @@ class GradientExchange:
             ValueError: It says something else than this exchange; the message shows both.
         """
         self.settings = agreed_settings(self._arguments, _DEFAULTS, optimizers) or self._own_settings
+
+    def switch(
+        self,
+        arguments: Mapping[str, Any],
+        ddp: DistributedDataParallel,
+        grad_scaler: Any | None = None,
+        timeout: timedelta | None = None,
+    ) -> None:
+        """Goes on with other settings; called on all ranks between two steps of the attached model.
+
+        Memories start at zero; what the old ones owed to the model joins the next step's gradients, a parameter's when it next
+        takes part.
+
+        Args:
+            arguments: The constructor's, from the next step on.
+            ddp: The attached model, like the next two as in ``attach``.
+            grad_scaler: The loss scaler of the training.
+            timeout: Of the exchange's process groups.
+
+        Raises:
+            ValueError: A wrong argument, or one of both exchanges something else than gradients: nothing can be carried over.
+        """
+        old = self._runtime
+        if old is None or not old.open:
+            raise RuntimeError("lightning-compress: switch() needs an attached exchange; call attach() first.")
+        old.settle()
+        before = self.settings
+        self.choose(**arguments)
+        for one in (before, self.settings):
+            if one.memory is not None and not isinstance(one.memory, ErrorFeedback):
+                raise ValueError(f"{type(one.memory).__name__} cannot be switched on or off between steps.")
+        self._debts = [*old.debts, Debt(old.exchange)]
+        self.close()
+        self._runtime = None
+        self.attach(ddp, grad_scaler, timeout)
 
     def compile(self, module: torch.nn.Module) -> None:
         """Compiles the CPU kernels for ``module`` ahead of ``attach``, best before the process group exists."""

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lightning_compress.exchange.plan import BlockPlan
 from lightning_compress.exchange.settings import ExchangeSettings
-from lightning_compress.kernels.table import PRESENT
 from lightning_compress.memory.momentum import MomentumCorrection
 from lightning_compress.memory.store import Store, StoreView
 
@@ -99,18 +98,10 @@ class Memories:
         """Whether this exchange has such a memory."""
         return side in self._sizes
 
-    def repay(self, names: Sequence[str], status: Tensor, buffer: Tensor, scale: float | Tensor) -> None:
-        """On a single rank nothing is left out any more: what a larger run owed joins the gradient."""
-        for side in ("worker", "owner"):
-            store = self.stores.get((side, _real_dtype(buffer.dtype)))
-            if store is None or buffer.is_sparse:
-                continue
-            place = 0
-            for name, seen in zip(names, status.tolist(), strict=True):
-                size = store.sizes[name]
-                if seen == PRESENT:
-                    buffer[place : place + size] += (scale * store.take(name)).to(buffer.dtype)
-                place += size
+    def take(self, side: str, name: str, dtype: torch.dtype) -> Tensor | None:
+        """The state of a parameter, and zeros in its place: an exchange of its own. None where nothing is remembered."""
+        store = self.stores.get((side, _real_dtype(dtype)))
+        return store.take(name) if store is not None and name in store.sizes else None
 
     def fits(self, other: Memories) -> bool:
         """Whether both remember the same parameters in the same places."""

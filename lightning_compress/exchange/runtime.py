@@ -7,7 +7,7 @@ import logging
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_compress.exchange.codec import compile_kernels
+from lightning_compress.exchange.debt import Debt, repay
 from lightning_compress.exchange.memories import Memories
 from lightning_compress.exchange.momenta import Momenta
 from lightning_compress.exchange.participation import Participation
@@ -44,6 +45,7 @@ class Runtime:
         steps_per_epoch: For schedules that count epochs.
         memories: Of an earlier fit of the same module, to go on with.
         momenta: Of the optimizers that bring settings along.
+        debts: Of exchanges with other settings, to be paid out of this one's gradients.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class Runtime:
         steps_per_epoch: int | None = None,
         memories: Memories | None = None,
         momenta: Momenta | None = None,
+        debts: Sequence[Debt] = (),
     ) -> None:
         self._stats, self._scaler = stats, grad_scaler
         self.module, self._device = ddp.module, next(ddp.module.parameters()).device
+        self.debts = list(debts)
         rank, world_size = dist.get_rank(ddp.process_group), dist.get_world_size(ddp.process_group)
         self.exchange = RankExchange(
             settings, ddp.module, rank, world_size, stats, _scales(grad_scaler), steps_per_epoch, memories, momenta
@@ -97,11 +101,13 @@ class Runtime:
             self._verification.check(step)
         self.has_exchanged = True
         self.settle()
+        self.debts = [debt for debt in self.debts if not debt.paid()]
         self.exchange.begin_step(step)
 
     def settle(self) -> None:
         """Brings the memories up to date with the loss scaler."""
-        self.exchange.memories.settle(self._scale())
+        for exchange in (self.exchange, *(debt.exchange for debt in self.debts)):
+            exchange.memories.settle(self._scale())
 
     def hand_over(self, bucket: Any, step: int) -> torch.futures.Future[Tensor]:
         """Starts the exchange of one ``GradBucket``; the future holds the bucket's buffer when it is the mean of all ranks."""
@@ -114,8 +120,11 @@ class Runtime:
                 "(register_comm_hook) right after wrapping the model, before parameters are frozen."
             ) from None
         status = self._participation.take(names)
+        for debt in self.debts:
+            debt.repay(names, status, buffer, self._scale())
         if self._pipeline is None:
-            self.exchange.memories.repay(names, status, buffer, self._scale())
+            # nothing is left out on a single rank: what a larger run owed joins the gradient
+            repay(self.exchange, names, status, buffer, self._scale())
             future: torch.futures.Future[Tensor] = torch.futures.Future()
             # DDP's all-reduce would have coalesced it, and the optimizer sums duplicates in another order
             future.set_result(buffer.coalesce() if buffer.is_sparse else buffer)
@@ -210,7 +219,9 @@ class Runtime:
             optimizer, "found_inf", None
         )  # the scaler gives it to optimizers that skip steps themselves (fused)
         taken = True if found_inf is None else found_inf == 0
-        self.exchange.memories.note_step([self._names[key] for key in stepped if key in self._names], taken)
+        names = [self._names[key] for key in stepped if key in self._names]
+        for exchange in (self.exchange, *(debt.exchange for debt in self.debts)):
+            exchange.memories.note_step(names, taken)
 
     def _group_maker(self, ddp: DistributedDataParallel, timeout: timedelta | None) -> Callable[[], Any]:
         """Makes process groups of the model's ranks, which ``close`` ends; called alike on all ranks."""
