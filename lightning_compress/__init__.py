@@ -28,11 +28,13 @@ from lightning_compress.memory import ErrorFeedback, MomentumCorrection
 from lightning_compress.schedule import DensityWarmup
 
 if TYPE_CHECKING:
-    from lightning_compress.pytorch_lightning import CompressedStrategy, CompressionMonitor
+    from lightning_compress.planner import plan
+    from lightning_compress.pytorch_lightning import AutoStrategy, CompressedStrategy, CompressionMonitor
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutoStrategy",
     "Cast",
     "CenteredTopK",
     "CompressedStrategy",
@@ -51,11 +53,12 @@ __all__ = [
     "RandomK",
     "Ternary",
     "TopK",
+    "plan",
     "register_comm_hook",
     "register_compressor",
 ]
 
-_LIGHTNING_NAMES = ("CompressedStrategy", "CompressionMonitor")
+_LIGHTNING_NAMES = ("AutoStrategy", "CompressedStrategy", "CompressionMonitor")
 
 registration.register()
 
@@ -64,4 +67,6 @@ def __getattr__(name: str) -> Any:
     # classes that derive from Lightning's: of the import name in use, and only when asked for
     if name in _LIGHTNING_NAMES:
         return getattr(importlib.import_module(registration.module_in_use()), name)
+    if name == "plan":  # what it needs is slow to import, and few programs plan
+        return importlib.import_module("lightning_compress.planner").plan
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The command ``lightning-compress fit|validate|test|predict``: LightningCLI that knows the shipped configs.
+"""The command ``lightning-compress fit|validate|test|predict|plan``: LightningCLI that knows the shipped configs.
 
 What it adds to LightningCLI: a config that is shipped with the package is found by its name from any folder, and what
 names neither a model nor data runs the demo's.
@@ -42,7 +42,13 @@ def main(args: Sequence[str] | None = None) -> None:
     missing = [name for name in RECIPE_MODULES if find_spec(name) is None]
     if missing:
         raise SystemExit(f'lightning-compress needs {", ".join(missing)}: pip install "lightning-compress[recipes]"')
-    CompressCLI(args=None if args is None else list(args))
+    words = sys.argv[1:] if args is None else list(args)
+    if words[:1] == ["plan"]:
+        from lightning_compress.planner.command import main as plan
+
+        plan(words[1:])
+        return
+    CompressCLI(args=None if args is None else words)
 
 
 class CompressCLI(LightningCLI):
@@ -61,7 +67,11 @@ class CompressCLI(LightningCLI):
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},
             # Without this, `--trainer.max_epoch` would silently be taken for `max_epochs`.
-            parser_kwargs={"prog": "lightning-compress", "allow_abbrev": False},
+            parser_kwargs={
+                "prog": "lightning-compress",
+                "allow_abbrev": False,
+                "epilog": "`lightning-compress plan` measures a config and says which compression pays: see `plan --help`.",
+            },
             args=args,
             run=run,
         )

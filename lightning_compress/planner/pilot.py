@@ -1,0 +1,138 @@
+"""The decisions of ``compressed_auto``: knows no clock, no model and no network, only what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lightning_compress.planner.methods import mildness
+from lightning_compress.planner.sample import quantile
+
+_NOISE = 0.03
+"""Share of a step below which nobody should care."""
+
+Due = Literal["predict", "judge"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate that is being tried.
+
+    Attributes:
+        before: The method that it has to beat.
+        steps: That method's step times in seconds.
+        reason: Why it is tried.
+    """
+
+    before: str
+    steps: tuple[float, ...]
+    reason: str
+
+
+class Pilot:
+    """Measures, tries a candidate, keeps it if it wins, and looks again after a long while.
+
+    Every rank has one and counts the same steps; only rank 0's times decide, and it tells the others what it decided. The
+    caller does what ``step`` says is due: predict and ``propose``, or ``judge`` and ``conclude``.
+
+    Args:
+        method: The one in force at the start.
+        measure: Steps that are measured of each method.
+        warm_up: Steps before them: DDP rebuilds its buckets, kernels are loaded, connections made.
+        recheck_every: Steps after a decision until everything is measured again; 0: never.
+    """
+
+    def __init__(self, method: str, measure: int = 10, warm_up: int = 3, recheck_every: int = 5000) -> None:
+        for name, value, least in (
+            ("measure", measure, 1),
+            ("warm_up", warm_up, 0),
+            ("recheck_every", recheck_every, 0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} is a number of steps and must be {least} or more, got {value!r}")
+        self.method, self.reason = method, "the start, until a choice is made"
+        self.settled = False
+        self._measure, self.warm_up, self._recheck = measure, warm_up, recheck_every
+        self._count = 0
+        self._steps: list[float] = []
+        self._trial: Trial | None = None
+
+    @property
+    def watches(self) -> bool:
+        """Whether the times of the present step matter."""
+        return not self.settled
+
+    @property
+    def seconds(self) -> float:
+        """Median of the measured steps."""
+        return quantile(self._steps, 0.5)
+
+    def step(self, seconds: float) -> Due | None:
+        """Counts a step that took ``seconds``; what is due after it is the same on all ranks."""
+        self._count += 1
+        if self.settled:
+            if self._recheck and self._count >= self._recheck:
+                self._begin()
+            return None
+        if self._count > self.warm_up:
+            self._steps.append(seconds)
+        if len(self._steps) < self._measure:
+            return None
+        return "judge" if self._trial is not None else "predict"
+
+    def propose(self, candidate: str, reason: str) -> None:
+        """Takes the prediction's choice: tries it, unless it is in force already."""
+        if candidate == self.method:
+            self._settle(reason)
+            return
+        self._trial = Trial(self.method, tuple(self._steps), reason)
+        self.method = candidate
+        self._begin()
+
+    def judge(self) -> bool:
+        """Whether the candidate stays: a milder one if it is not slower, any other only if it is faster, beyond noise."""
+        assert self._trial is not None
+        before, now = quantile(self._trial.steps, 0.5), self.seconds
+        noise = max(_NOISE * before, (_spread(self._trial.steps) + _spread(self._steps)) / 4)
+        milder = mildness(self.method) < mildness(self._trial.before)
+        return now <= before + noise if milder else now < before - noise
+
+    def conclude(self, stays: bool) -> None:
+        """Keeps the candidate or goes back to the method before it."""
+        assert self._trial is not None
+        trial, tried = self._trial, self.method
+        times = (
+            f"{1e3 * self.seconds:.0f} ms a step against {1e3 * quantile(trial.steps, 0.5):.0f} ms with {trial.before}"
+        )
+        self._trial = None
+        if stays:
+            self._settle(f"{times}, tried on the wall clock. {trial.reason}")
+        else:
+            self.method = trial.before
+            self._settle(f"{tried} was predicted to be better and was not: {times}")
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"method": self.method, "reason": self.reason, "settled": self.settled}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on with a choice from a checkpoint, without measuring if it had been made."""
+        self.method = state["method"]
+        self._trial = None
+        self._begin()
+        if state["settled"]:
+            self._settle(state["reason"])
+
+    def _begin(self) -> None:
+        self.settled = False
+        self._count, self._steps = 0, []
+
+    def _settle(self, reason: str) -> None:
+        self._begin()
+        self.reason, self.settled = reason, True
+
+
+def _spread(values: Sequence[float]) -> float:
+    """The interquartile range."""
+    return quantile(values, 0.75) - quantile(values, 0.25)
