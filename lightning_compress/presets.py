@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from lightning_compress.compressors.topk import TopK
@@ -37,11 +38,11 @@ _UNUSED: dict[str, dict[str, Any]] = {
 }
 
 
-def strategy_names() -> dict[str, dict[str, Any]]:
+def strategy_names(presets: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Every registered strategy name with its arguments: presets x launchers x detection of unused parameters."""
     return {
         f"compressed{preset}{launcher}{unused}": {**arguments, "start_method": method, **detection}
-        for preset, arguments in PRESETS.items()
+        for preset, arguments in presets.items()
         for launcher, method in _LAUNCHERS.items()
         for unused, detection in _UNUSED.items()
     }

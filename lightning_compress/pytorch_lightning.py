@@ -7,14 +7,20 @@ from typing import ClassVar
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 
+from lightning_compress.auto import AutoGlue
 from lightning_compress.monitor import MonitorGlue
 from lightning_compress.strategy import CompressionGlue
 
-__all__ = ["CompressedStrategy", "CompressionMonitor"]
+__all__ = ["AutoStrategy", "CompressedStrategy", "CompressionMonitor"]
 
 
 class CompressedStrategy(CompressionGlue, DDPStrategy):  # noqa: D101  # documented once, in the glue
     __doc__ = CompressionGlue.__doc__
+    root: ClassVar[str] = "pytorch_lightning"
+
+
+class AutoStrategy(AutoGlue, DDPStrategy):  # noqa: D101
+    __doc__ = AutoGlue.__doc__
     root: ClassVar[str] = "pytorch_lightning"
 
 
@@ -23,3 +29,4 @@ class CompressionMonitor(MonitorGlue, Callback):  # noqa: D101
 
 
 CompressedStrategy.register_strategies(StrategyRegistry)
+AutoStrategy.register_strategies(StrategyRegistry)

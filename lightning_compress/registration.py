@@ -84,11 +84,10 @@ class _RegisteringLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
         ours = importlib.import_module(MODULES[module.__name__])
-        strategy = vars(ours).get("CompressedStrategy")
-        if (
-            strategy is not None
-        ):  # else ours is what imports Lightning just now, and registers when it has been executed
-            strategy.register_strategies(module.StrategyRegistry)
+        for name in ("CompressedStrategy", "AutoStrategy"):
+            # else ours is what imports Lightning just now, and registers when it has been executed
+            if (strategy := vars(ours).get(name)) is not None:
+                strategy.register_strategies(module.StrategyRegistry)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)  # sources, resources

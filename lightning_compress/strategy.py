@@ -24,7 +24,7 @@ from lightning_compress.exchange.settings import ExchangeName, Memory, MemoryNam
 from lightning_compress.memory.momentum import MomentumCorrection
 from lightning_compress.memory.shared_momentum import SharedMomentum
 from lightning_compress.optim.compatibility import require_compatible
-from lightning_compress.presets import strategy_names
+from lightning_compress.presets import PRESETS, strategy_names
 from lightning_compress.schedule import DensityWarmup
 from lightning_compress.state import SaveMode, empty_state, gather_state, lost_state
 
@@ -92,6 +92,8 @@ class CompressionGlue(DDPStrategy):
 
     root: ClassVar[str]
     """Import name of Lightning that this class belongs to."""
+    presets: ClassVar[dict[str, dict[str, Any]]] = PRESETS
+    """Arguments by the suffix of the strategy's name."""
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class CompressionGlue(DDPStrategy):
     @classmethod
     @override
     def register_strategies(cls, strategy_registry: Any) -> None:
-        for name, arguments in strategy_names().items():
+        for name, arguments in strategy_names(cls.presets).items():
             settings = ", ".join(f"{key}={value}" for key, value in arguments.items())
             strategy_registry.register(name, cls, description=f"Compressed DDP: {settings}", override=True, **arguments)
 

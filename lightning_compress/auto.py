@@ -1,0 +1,226 @@
+"""``strategy="compressed_auto"``: starts dense, measures, and takes what pays. Glue between Lightning, planner and exchange."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+from lightning_compress.exchange.hook import GradientExchange
+from lightning_compress.exchange.settings import ExchangeSettings
+from lightning_compress.planner.advice import explain, recommend
+from lightning_compress.planner.costs import measure_costs
+from lightning_compress.planner.link import Link, measure_link
+from lightning_compress.planner.methods import arguments_of
+from lightning_compress.planner.pilot import Pilot
+from lightning_compress.planner.predict import Prediction, calibrated, predict
+from lightning_compress.planner.profile import StepRecorder
+from lightning_compress.state import SaveMode
+from lightning_compress.strategy import CompressionGlue
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Trainer
+
+CHOICE_KEY = "lightning_compress_auto"
+"""Where a Lightning checkpoint keeps the choice."""
+
+CANDIDATES = ("fp32", "bf16", "fp8", "quantize", "ternary", "centered")
+"""Mildest first. Codes that are known to need more steps for the same accuracy are left to those who ask for them."""
+
+
+class AutoGlue(CompressionGlue):
+    """Mixed into a DDPStrategy: the strategy behind ``Trainer(strategy="compressed_auto")``.
+
+    1. The first steps are exchanged dense: in bf16 with error feedback if all gradients are float32, as they are otherwise.
+    2. Their times, the network and the candidates' encoding and decoding are measured, and a step of each is predicted.
+    3. The mildest candidate that is as fast as any is tried on the wall clock. It stays if it wins by more than noise (a milder
+       one, if it does not lose); otherwise the method before it comes back.
+    4. After ``recheck_every`` steps this begins again, from the method that is in force.
+
+    Rank 0 decides and tells the others. The choice and its reason are logged with the YAML that pins it, and stored in
+    checkpoints: a resumed run goes on with it. When methods change, what the old one owed to the model joins the next step's
+    gradients.
+
+    Args:
+        recheck_every: Optimizer steps after a decision until the next look; 0: never.
+        save_state: As in ``CompressedStrategy``.
+        kwargs: As in ``CompressedStrategy``: what ``DDPStrategy`` takes.
+    """
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"_auto": {}}
+    exchange: _ObservedExchange
+
+    def __init__(self, recheck_every: int = 5000, save_state: SaveMode = "exact", **kwargs: Any) -> None:
+        super().__init__(**arguments_of("bf16"), save_state=save_state, **kwargs)
+        self.pilot = Pilot("bf16", recheck_every=recheck_every)
+        self.exchange = _ObservedExchange(self.exchange.settings)
+        self._pending = False
+        self._begun: float | None = None
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        super().setup(trainer)
+        if trainer.state.fn == "fit" and self.world_size == 1:
+            self.pilot.propose(self.pilot.method, "a single rank exchanges nothing")
+
+    @override
+    def _register_ddp_hooks(self) -> None:
+        if not self.pilot.settled and self.lightning_module is not None:
+            formats = {p.dtype for p in self.lightning_module.parameters() if p.requires_grad}
+            if not formats <= {
+                torch.float32
+            }:  # bf16 gains nothing on 16 bits, and double precision is there to be kept
+                self._use("fp32")
+            if formats & {torch.float64, torch.complex128}:
+                self.pilot.propose("fp32", "double precision is there to be kept")
+        super()._register_ddp_hooks()
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        checkpoint[CHOICE_KEY] = self.pilot.state()
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    @override
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        if CHOICE_KEY in checkpoint:
+            self.pilot.restore(checkpoint[CHOICE_KEY])
+            self._use(self.pilot.method)
+        return checkpoint
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self._begun is None:
+            self._begin_step()
+        return super().training_step(*args, **kwargs)
+
+    @override
+    def pre_backward(self, closure_loss: torch.Tensor) -> None:
+        if self.exchange.recorder is not None:
+            self.exchange.recorder.backward()
+        super().pre_backward(closure_loss)
+
+    @override
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        super().post_backward(closure_loss)
+        if self.exchange.recorder is not None:
+            self.exchange.recorder.gradients()
+
+    @override
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().optimizer_step(*args, **kwargs)
+        if self._begun is not None:
+            self._end_step(self._begun)
+            self._begun = None
+        return result
+
+    def _begin_step(self) -> None:
+        if self._pending:
+            self._switch()
+        if self.pilot.watches:
+            if self.exchange.recorder is None:
+                self.exchange.recorder = StepRecorder(self.root_device, self._names())
+            self._wait_for_device()
+            self.exchange.recorder.begin()
+        self._begun = time.perf_counter()
+
+    def _end_step(self, begun: float) -> None:
+        if self.exchange.recorder is not None:
+            self.exchange.recorder.end()
+            self._wait_for_device()
+        before = self.pilot.method
+        due = self.pilot.step(time.perf_counter() - begun)
+        if due == "predict":
+            self.pilot.propose(*self._agreed(self._decide()))
+        elif due == "judge":
+            self.pilot.conclude(*self._agreed((self.pilot.judge(),)))
+        if due is not None:
+            # at the beginning of the next step: a checkpoint of this one holds the memories of the method that made it
+            self._pending = self.pilot.method != before
+            self.exchange.recorder = None
+            self._say()
+
+    def _decide(self) -> tuple[str, str]:
+        """Measures on all ranks, and chooses."""
+        self._tell(f"compressed_auto measures the network and {len(CANDIDATES)} exchanges.")
+        recorder, module = self.exchange.recorder, self.model
+        assert recorder is not None
+        assert isinstance(module, DistributedDataParallel)
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        profile = recorder.profile(min(recorder.steps - 1, self.pilot.warm_up), local, exchanging=True)
+        link = self._link(module)
+        costs = {
+            name: measure_costs(name, module.module, profile, self.global_rank, self.world_size) for name in CANDIDATES
+        }
+        alone = calibrated(self.pilot.method, profile, costs[self.pilot.method], link, self.pilot.seconds)
+        predictions = [predict(name, alone, costs[name], link) for name in CANDIDATES]
+        return self._choice(predictions)
+
+    def _choice(self, predictions: list[Prediction]) -> tuple[str, str]:
+        chosen = recommend(predictions)
+        return chosen.method, explain(chosen, predictions)
+
+    def _link(self, module: DistributedDataParallel) -> Link:
+        return measure_link(module.process_group, self.root_device)
+
+    def _agreed(self, mine: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Rank 0's."""
+        message = [mine]
+        dist.broadcast_object_list(message, src=0)
+        return message[0]
+
+    def _switch(self) -> None:
+        assert isinstance(self.model, DistributedDataParallel)
+        self._pending = False
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        settings = ExchangeSettings.make(**arguments_of(self.pilot.method))
+        self.exchange.switch(settings, self.model, grad_scaler=scaler, timeout=self._timeout)
+
+    def _use(self, method: str) -> None:
+        """Before there are memories."""
+        self.pilot.method = method
+        self.exchange.settings = ExchangeSettings.make(**arguments_of(method))
+
+    def _names(self) -> dict[int, str]:
+        assert isinstance(self.model, DistributedDataParallel)
+        return {id(p): name for name, p in self.model.module.named_parameters()}
+
+    def _wait_for_device(self) -> None:
+        if self.root_device.type == "cuda":
+            torch.cuda.synchronize(self.root_device)
+
+    def _say(self) -> None:
+        if self.pilot.settled:
+            self._tell(f"compressed_auto: {self.pilot.method}. {self.pilot.reason}\nTo pin it:\n{self.pin()}")
+        else:
+            self._tell(f"compressed_auto tries {self.pilot.method}.")
+
+    def _tell(self, text: str) -> None:
+        importlib.import_module(f"{self.root}.utilities").rank_zero_info(text)
+
+    def pin(self) -> str:
+        """The YAML that gives the strategy in force without measuring."""
+        name = "ddp" if self.pilot.method == "fp32" else f"compressed_{self.pilot.method}"
+        return f"trainer:\n  strategy: {name}\n"
+
+
+class _ObservedExchange(GradientExchange):
+    """Tells a recorder, while there is one, of every bucket."""
+
+    def __init__(self, settings: ExchangeSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.recorder: StepRecorder | None = None
+
+    # DDP inspects the signature
+    @override
+    def _hook(self, _state, bucket):  # type: ignore[no-untyped-def]
+        if self.recorder is not None:
+            self.recorder.bucket(bucket)
+        return super()._hook(_state, bucket)  # type: ignore[no-untyped-call]

@@ -1,0 +1,198 @@
+"""``strategy="compressed_auto"`` on real ranks; what it measures is replaced by what each test is about."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.strategies import StrategyRegistry
+
+from lightning_compress import AutoStrategy
+from lightning_compress.auto import CHOICE_KEY
+from lightning_compress.planner.link import GivenLink
+from lightning_compress.planner.pilot import Pilot
+from tests.exchange.training import content
+from tests.ranks import run_ranks
+from tests.strategy.training import Classifier, make_trainer
+
+
+class FakeClock(Pilot):
+    """Steps last as long as the test says."""
+
+    seconds_of: dict[str, float]
+
+    def step(self, seconds: float) -> Any:
+        return super().step(self.seconds_of[self.method])
+
+
+class Steps(pl.Callback):
+    """The method and the bytes of every step."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int]] = []
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.seen.append((trainer.strategy.pilot.method, trainer.strategy.exchange.stats()["last"]["bytes_sent"]))
+
+
+class OwnMind(AutoStrategy):
+    """Ranks that predict differently."""
+
+    def _choice(self, predictions: Any) -> tuple[str, str]:
+        chosen, reason = super()._choice(predictions)
+        return (chosen, reason) if dist.get_rank() == 0 else ("ternary", "another clock")
+
+
+def auto(bandwidth: float, seconds: dict[str, float], **settings: int) -> AutoStrategy:
+    strategy = OwnMind()
+    strategy.pilot = FakeClock("bf16", **{"measure": 2, "warm_up": 1, "recheck_every": 0, **settings})
+    strategy.pilot.seconds_of = seconds
+    strategy._link = lambda _: GivenLink(bandwidth, 1e-4, 2)  # type: ignore[method-assign]
+    return strategy
+
+
+def fit(strategy: AutoStrategy, model: pl.LightningModule, **options: Any) -> dict[str, Any]:
+    steps = Steps()
+    callbacks = [steps, *options.pop("callbacks", [])]
+    trainer = make_trainer(strategy, callbacks=callbacks, **options)
+    trainer.fit(model, ckpt_path=options.get("ckpt_path"))
+    return {
+        "steps": steps.seen,
+        "methods": [method for method, _ in steps.seen],
+        "state": strategy.pilot.state(),
+        "pin": strategy.pin(),
+        "parameters": content(model.parameters()),
+        "settings": repr(strategy.exchange.settings.compressor),
+    }
+
+
+def fits(folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("pytorch_lightning").addHandler(handler)
+
+    slow = 1e6  # bytes per second: the 100 kB of the model take a tenth of one
+    saving = ModelCheckpoint(folder, save_last=True, save_top_k=0)
+    wins = auto(slow, {"bf16": 1.0, "fp8": 0.6, "quantize": 0.5, "ternary": 0.4, "centered": 0.3})
+    found["wins"] = fit(wins, Classifier(12), callbacks=[saving], enable_checkpointing=True)
+    found["log"] = "\n".join(records)
+
+    found["loses"] = fit(
+        auto(slow, dict.fromkeys(("bf16", "fp8", "quantize", "ternary", "centered"), 1.0)), Classifier(12)
+    )
+    found["compute bound"] = fit(auto(1e12, {"bf16": 1.0, "fp32": 1.0}), Classifier(12))
+    found["double"] = fit(auto(1e12, {"fp32": 1.0}), Classifier(4), precision="64-true")
+
+    dist.barrier()
+    checkpoint = torch.load(Path(folder) / "last.ckpt", weights_only=True)
+    found["saved"] = checkpoint[CHOICE_KEY]
+    resumed = auto(slow, {found["saved"]["method"]: 1.0})
+    resumed._decide = lambda: (_ for _ in ()).throw(AssertionError("measured"))  # type: ignore[method-assign]
+    trainer = make_trainer(resumed, callbacks=[steps := Steps()], max_epochs=2)
+    trainer.fit(model := Classifier(12), ckpt_path=str(Path(folder) / "last.ckpt"))
+    found["resumed"] = steps.seen, resumed.pilot.state(), content(model.parameters())
+    found["resumed settings"] = repr(resumed.exchange.settings.compressor)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    first, second = run_ranks(fits, 2, str(tmp_path_factory.mktemp("auto")))
+    return first, second
+
+
+Found = tuple[dict[str, Any], dict[str, Any]]
+
+
+def test_all_ranks_agree(found: Found) -> None:
+    first, second = found
+    for name in ("wins", "loses", "compute bound", "double"):
+        for key in ("methods", "pin", "parameters", "settings"):
+            assert first[name][key] == second[name][key], (name, key)
+
+
+def test_a_slow_link_is_hidden_by_the_mildest_that_does(found: Found) -> None:
+    wins = found[0]["wins"]
+    method = wins["state"]["method"]
+    assert method in ("fp8", "quantize", "ternary", "centered")
+    # 1 step of warm-up and 2 measured ones, then the trial
+    assert [name for name, _ in wins["steps"]][:4] == ["bf16", "bf16", method, method]
+    assert [name for name, _ in wins["steps"]][4:] == [method] * 8
+    sent = [nbytes for _, nbytes in wins["steps"]]
+    assert sent[0] == sent[2] > 1.5 * sent[3]  # the switch is at the beginning of the next step
+    assert wins["state"]["settled"]
+    assert wins["pin"] == f"trainer:\n  strategy: compressed_{method}\n"
+
+
+def test_choice_and_reason_are_logged(found: Found) -> None:
+    log = found[0]["log"]
+    method = found[0]["wins"]["state"]["method"]
+    assert f"compressed_auto tries {method}" in log
+    assert "tried on the wall clock" in log
+    assert "the link is the bottleneck" in log
+    assert f"strategy: compressed_{method}" in log
+    assert "compressed_auto" not in found[1]["log"]
+
+
+def test_a_candidate_that_loses_on_the_wall_clock_goes(found: Found) -> None:
+    loses = found[0]["loses"]
+    methods = [name for name, _ in loses["steps"]]
+    assert set(methods[2:5]) != {"bf16"}
+    assert set(methods[6:]) == {"bf16"}
+    assert "was predicted to be better and was not" in loses["state"]["reason"]
+    assert loses["pin"] == "trainer:\n  strategy: compressed_bf16\n"
+    sent = [nbytes for _, nbytes in loses["steps"]]
+    assert sent[-1] == sent[0]
+
+
+def test_compute_bound_goes_back_to_ddp(found: Found) -> None:
+    bound = found[0]["compute bound"]
+    assert bound["state"]["method"] in ("fp32", "bf16")
+    assert bound["state"]["settled"]
+
+
+def test_double_precision_is_kept(found: Found) -> None:
+    assert {name for name, _ in found[0]["double"]["steps"]} == {"fp32"}
+    assert found[0]["double"]["settings"] == "NoCompression()"
+
+
+def test_a_resumed_run_goes_on_with_the_choice(found: Found) -> None:
+    first, second = found
+    steps, state, parameters = first["resumed"]
+    assert state == first["saved"]
+    assert state["settled"]
+    assert {name for name, _ in steps} == {first["wins"]["state"]["method"]}
+    assert first["resumed settings"] == first["wins"]["settings"]
+    assert parameters == second["resumed"][2]
+
+
+def test_names_are_registered() -> None:
+    names = StrategyRegistry.available_strategies()
+    launchers = ("", "_spawn", "_fork", "_notebook")
+    assert {f"compressed_auto{how}" for how in launchers} <= set(names)
+    assert "compressed_auto_find_unused_parameters_true" in names
+
+
+def test_one_rank_has_nothing_to_choose() -> None:
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, strategy="compressed_auto", max_steps=2, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Classifier(4))
+    assert trainer.strategy.pilot.reason == "a single rank exchanges nothing"
+    dist.destroy_process_group()
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="recheck_every is a number of steps"):
+        AutoStrategy(recheck_every=-1)
+    with pytest.raises(ValueError, match="cannot take ddp_comm_hook"):
+        AutoStrategy(ddp_comm_hook=print)
