@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from benchmarks.report import Row, add_output_options, make_table, progress, publish, short
+from benchmarks.report import Row, add_output_options, make_table, publish, short
 from lightning_compress.compressors import CenteredTopK, Compressor, TopK, compressor_names, get_compressor
 from lightning_compress.exchange.codec import BlockCodec, MemoryView
 from lightning_compress.exchange.plan import BlockPlan, ParameterSpec
 from lightning_compress.kernels.table import PRESENT
+from lightning_compress.planner.progress import progress
 
 MORE_BITS = {"quantize": (2, 3, 4, 8), "dithering": (4, 5, 8), "natural": (3, 4)}
 """Widths that get a row of their own by default; of other compressors it is the default width."""

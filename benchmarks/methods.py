@@ -24,7 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Arguments of ours by name: the presets, and ``register_comm_hook(ddp, compressor=TopK(0.001))``, the sparsest of CLAN's."""
 METHODS = (*TORCH_METHODS, *SETTINGS)
 _ONE_BUCKET_MB = 1 << 20
-_SYNC_BUFFERS = next(
+SYNC_BUFFERS = next(
     name
     for name in ("forward_sync_buffers", "broadcast_buffers")
     if name in signature(DistributedDataParallel).parameters
@@ -80,14 +80,14 @@ def wrap(module: nn.Module, method: str, broadcast_buffers: bool = False) -> Wra
     # PowerSGD's hook waits inside a future's callback: with several buckets in flight all of gloo's threads would wait
     bucket_cap_mb = _ONE_BUCKET_MB if method == "powersgd" else None
     ddp = DistributedDataParallel(
-        module, init_sync=False, bucket_cap_mb=bucket_cap_mb, **{_SYNC_BUFFERS: broadcast_buffers}
+        module, init_sync=False, bucket_cap_mb=bucket_cap_mb, **{SYNC_BUFFERS: broadcast_buffers}
     )
     if method.startswith("compressed"):
         return Wrapped(ddp, make_exchange(method).attach(ddp))
     if method == "powersgd":
         ddp.register_comm_hook(powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook)
     elif method != "fp32":
-        hooks = {REFERENCE: debugging_hooks.noop_hook, "fp16": default_hooks.fp16_compress_hook, "bf16": _bf16_hook}
+        hooks = {REFERENCE: debugging_hooks.noop_hook, "fp16": default_hooks.fp16_compress_hook, "bf16": bf16_hook}
         ddp.register_comm_hook(None, hooks[method])
     return Wrapped(ddp, None)
 
@@ -100,5 +100,6 @@ def memory_factor(method: str) -> float:
 
 
 # Under its own name DDP refuses torch's bf16 hook without NCCL, though gloo adds bf16 up. DDP inspects the signature.
-def _bf16_hook(state, bucket):  # type: ignore[no-untyped-def]
+def bf16_hook(state, bucket):  # type: ignore[no-untyped-def]
+    """Torch's bf16 hook, for any backend."""
     return default_hooks.bf16_compress_hook(state, bucket)

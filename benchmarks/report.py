@@ -1,4 +1,4 @@
-"""What all benchmarks share: describing machine and versions, dated result files, tables, and a progress bar."""
+"""What all benchmarks share: describing machine and versions, dated result files, and tables."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ import platform
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 import lightning_compress
@@ -26,10 +23,6 @@ import lightning_compress
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 _LIBRARIES = ("torch", "numba", "numpy", "torchvision", "transformers", "pytorch-lightning")
-_PATIENCE = 3.0
-"""Seconds of work before a progress bar appears."""
-_LINE_EVERY = 30.0
-"""Seconds between two lines of progress where there is no terminal."""
 
 Row = dict[str, Any]
 
@@ -134,34 +127,6 @@ def make_table(title: str, columns: Sequence[str], caption: str = "") -> Table:
 def short(number: float) -> str:
     """Three significant digits, without an exponent."""
     return f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}"
-
-
-@contextmanager
-def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Yields a function to call after each of ``total`` pieces of work, with a word on what was done.
-
-    On a terminal a bar appears on standard error once the work has taken a few seconds; elsewhere a line now and then.
-    """
-    console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, TextColumn("{task.description}"), console=console, transient=True)
-    task, start = bar.add_task("", total=total), time.monotonic()
-    said = start
-
-    def advance(text: str) -> None:
-        nonlocal said
-        bar.update(task, description=text, advance=1)
-        now = time.monotonic()
-        if console.is_terminal and now - start > _PATIENCE:
-            bar.start()
-        elif not console.is_terminal and now - said > _LINE_EVERY:
-            console.print(f"{bar.tasks[0].completed:.0f}/{total} after {now - start:.0f} s: {text}", highlight=False)
-            said = now
-
-    try:
-        yield advance
-    finally:
-        bar.stop()
 
 
 def _own_version() -> str:

@@ -33,13 +33,13 @@ from benchmarks.report import (
     add_output_options,
     available_memory,
     make_table,
-    progress,
     publish,
     short,
     usable_cores,
 )
 from benchmarks.step_time_rank import WARM_UP
 from benchmarks.workloads import WORKLOADS, gradient_nbytes
+from lightning_compress.planner.progress import progress
 
 HOSTS = ROOT / "benchmarks" / "hosts.sh"
 MODELS = ("resnet50", "vgg16", "bert_base")
@@ -100,8 +100,10 @@ def share_out(methods: Sequence[str], model: str, hosts: int, memory: int) -> li
     return [tuple(group) for group in groups]
 
 
-def run(launch: Launch, args: argparse.Namespace, advance: Callable[[str], None]) -> list[Row]:
-    """Starts the hosts of one launch and returns the samples of its methods (see ``step_time_rank.gather``).
+def run(
+    launch: Launch, args: argparse.Namespace, advance: Callable[[str], None], program: str = "benchmarks.step_time_rank"
+) -> list[Row]:
+    """Starts the hosts of one launch and returns what ``program`` found (see ``step_time_rank.gather``).
 
     Raises:
         RuntimeError: A host failed; what it wrote has been shown.
@@ -109,7 +111,7 @@ def run(launch: Launch, args: argparse.Namespace, advance: Callable[[str], None]
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "samples.json"
         hosts = [str(HOSTS), "-n", str(args.hosts), "-r", launch.rate, "-t", str(args.limit), "--"]
-        rank = [sys.executable, "-m", "benchmarks.step_time_rank", "--model", launch.model, "--steps", str(args.steps)]
+        rank = [sys.executable, "-m", program, "--model", launch.model, "--steps", str(args.steps)]
         rank += ["--cores", str(args.cores), "--output", str(output), "--methods", *launch.methods]
         rank += ["--broadcast-buffers"] * args.broadcast_buffers
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -271,12 +273,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
+    require_hosts(args)
+    rows, failures = _measure(plan_launches(args), args)
+    if rows:
+        details = {model: WORKLOADS[model].description for model in args.models}
+        publish(args, rows, tabulate(rows), ["step_time", *argv], models=details, warm_up_steps=WARM_UP)
+    if failures:
+        raise SystemExit("\n".join(["step_time.py: not measured:", *failures]))
+
+
+def require_hosts(args: argparse.Namespace) -> None:
+    """Ends the program on a machine that cannot emulate hosts."""
     if (code := subprocess.run([str(HOSTS), "--check"], check=False).returncode) != 0:
         raise SystemExit(code)  # the message is out
     _say_if_crowded(args)
+
+
+def plan_launches(args: argparse.Namespace) -> list[Launch]:
+    """What is to be started, so that it fits into memory."""
     memory = round(0.9 * available_memory())
     try:
-        launches = [
+        return [
             Launch(model, rate, group)
             for model in args.models
             for rate in args.rates
@@ -284,12 +301,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         ]
     except MemoryError as error:
         raise SystemExit(f"step_time.py: {error}") from None
-    rows, failures = _measure(launches, args)
-    if rows:
-        details = {model: WORKLOADS[model].description for model in args.models}
-        publish(args, rows, tabulate(rows), ["step_time", *argv], models=details, warm_up_steps=WARM_UP)
-    if failures:
-        raise SystemExit("\n".join(["step_time.py: not measured:", *failures]))
 
 
 def _measure(launches: Sequence[Launch], args: argparse.Namespace) -> tuple[list[Row], list[str]]:

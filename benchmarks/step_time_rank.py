@@ -60,12 +60,19 @@ class Training:
 
     def step(self, wrapped: Wrapped) -> float:
         """One optimizer step; returns its milliseconds."""
-        batch = next(self._batches)
         start = time.perf_counter()
-        self._optimizer.zero_grad(set_to_none=True)
-        self._workload.loss(wrapped.ddp, batch).backward()
-        self._optimizer.step()
+        self.forward(wrapped.ddp).backward()
+        self.update()
         return (time.perf_counter() - start) * 1e3
+
+    def forward(self, model: nn.Module) -> torch.Tensor:
+        """The loss of the next batch."""
+        self._optimizer.zero_grad(set_to_none=True)
+        return self._workload.loss(model, next(self._batches))
+
+    def update(self) -> None:
+        """The optimizer's part of a step."""
+        self._optimizer.step()
 
 
 class Interface:
@@ -122,6 +129,15 @@ def gather(runs: Sequence[Run], gradient_nbytes: int) -> list[Row]:
 
 def main() -> None:
     """Measures, as one of the hosts."""
+    args = join()
+    training = Training(WORKLOADS[args.model], dist.get_rank(), any(map(corrects_momentum, args.methods)))
+    runs = [Run(method, wrap(training.model, method, args.broadcast_buffers)) for method in args.methods]
+    measure(training, runs, args.steps, Interface(os.environ["GLOO_SOCKET_IFNAME"]))
+    leave(runs, gather(runs, training.nbytes), args.output)
+
+
+def join() -> argparse.Namespace:
+    """Reads the command line, takes this host's cores, and meets the others."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=WORKLOADS, required=True)
     parser.add_argument("--methods", choices=METHODS, nargs="+", required=True)
@@ -134,12 +150,13 @@ def main() -> None:
     take_cores(rank, args.cores)
     torch.set_num_threads(max(1, args.cores))
     dist.init_process_group("gloo", timeout=_TIMEOUT)
-    training = Training(WORKLOADS[args.model], rank, any(map(corrects_momentum, args.methods)))
-    runs = [Run(method, wrap(training.model, method, args.broadcast_buffers)) for method in args.methods]
-    measure(training, runs, args.steps, Interface(os.environ["GLOO_SOCKET_IFNAME"]))
-    rows = gather(runs, training.nbytes)
-    if rank == 0:
-        args.output.write_text(json.dumps(rows))
+    return args
+
+
+def leave(runs: Sequence[Run], rows: Sequence[Row], output: Path) -> None:
+    """Writes the results on rank 0, and ends."""
+    if dist.get_rank() == 0:
+        output.write_text(json.dumps(rows))
     for run in runs:
         run.wrapped.close()
     dist.barrier()  # nobody leaves while others still read from it

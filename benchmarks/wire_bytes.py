@@ -19,13 +19,14 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.methods import SETTINGS, make_exchange, ring_nbytes
-from benchmarks.report import Row, add_output_options, make_table, progress, publish, short
+from benchmarks.report import Row, add_output_options, make_table, publish, short
 from benchmarks.workloads import WORKLOADS
 from lightning_compress.exchange.collectives import AllReduce
 from lightning_compress.exchange.rank import RankExchange
 from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.kernels.table import ABSENT, PARAMETER
+from lightning_compress.planner.progress import progress
 
 METHODS = tuple(SETTINGS)
 STEP = 10**9

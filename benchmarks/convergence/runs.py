@@ -18,7 +18,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from benchmarks.convergence.methods import METHODS
 from benchmarks.convergence.tasks import TASKS
-from benchmarks.report import RESULTS, Row, progress, versions
+from benchmarks.report import RESULTS, Row, versions
+from lightning_compress.planner.progress import progress
 from lightning_compress.recipes.optimization import warmup_cosine
 from lightning_compress.testing import SimulatedExchange, simulate
 

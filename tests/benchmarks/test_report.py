@@ -1,4 +1,4 @@
-"""benchmarks/report.py: result files and progress."""
+"""benchmarks/report.py: result files."""
 
 from __future__ import annotations
 
@@ -30,18 +30,3 @@ def test_the_machine_is_described_without_its_name() -> None:
 @pytest.mark.parametrize(("number", "text"), [(0.012345, "0.0123"), (9.999, "10"), (12.34, "12.3"), (1234.5, "1234")])
 def test_short_numbers_have_no_exponent(number: float, text: str) -> None:
     assert report.short(number) == text
-
-
-def test_progress_is_a_line_now_and_then_without_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = iter((0.0, 1.0, 40.0, 41.0))
-    monkeypatch.setattr(report.time, "monotonic", lambda: next(clock))
-    with report.progress(3) as advance:
-        for text in ("one", "two", "three"):
-            advance(text)
-    said = capsys.readouterr()
-    assert "2/3 after 40 s: two" in said.err
-    assert "one" not in said.err
-    assert "three" not in said.err
-    assert not said.out

@@ -1,0 +1,64 @@
+"""benchmarks/prediction.py and break_even.py: what they make of measurements."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import auto, break_even, prediction
+from benchmarks.prediction_rank import planner_name
+from benchmarks.step_time import Launch
+from lightning_compress.planner.methods import method_names
+from lightning_compress.planner.profile import StepTimes
+from tests.planner.hand_made import cost, profile
+
+
+def sample(method: str, measured: list[float], predicted: float) -> dict[str, object]:
+    row = {"method": method, "step_ms": predicted, "low_ms": predicted - 1, "high_ms": predicted + 1, "bytes": 7}
+    return {"method": method, "steps_ms": measured, "prediction": row, "link": "measured"}
+
+
+def test_error_is_that_of_the_medians() -> None:
+    row = prediction.summarise(Launch("tiny", "1gbit", ("fp32",)), sample("fp32", [90.0, 100.0, 500.0], 110.0))
+    assert row["error"] == pytest.approx(0.1)
+    assert (row["measured_ms"], row["predicted_ms"], row["bytes"]) == (100.0, 110.0, 7)
+
+
+def test_what_is_off_is_counted() -> None:
+    launch = Launch("tiny", "1gbit", ("fp32", "bf16"))
+    rows = [prediction.summarise(launch, sample("fp32", [100.0], step)) for step in (84.0, 86.0, 114.0, 116.0)]
+    assert prediction.tabulate(rows).caption.startswith("2 of 4 predictions within 15%;")
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [("fp32", "fp32"), ("compressed", "quantize"), ("compressed_topk", "topk")]
+)
+def test_methods_have_the_planners_names(method: str, name: str) -> None:
+    assert planner_name(method) == name
+    assert name in method_names()
+
+
+def test_auto_is_compared_with_bf16() -> None:
+    choice = {"choice": "quantize", "reason": "because"}
+    samples = [
+        {"method": "bf16", "steps_ms": [100.0, 90.0, 500.0], **choice},
+        {"method": "compressed_auto", "steps_ms": [50.0, 40.0, 60.0], **choice},
+    ]
+    row = auto.summarise(Launch("tiny", "1gbit", ("bf16",)), samples)
+    assert (row["bf16_ms"], row["auto_ms"], row["ratio"], row["choice"]) == (100.0, 50.0, 0.5, "quantize")
+
+
+def test_break_even_is_the_last_rate_at_which_it_pays() -> None:
+    # 1 MB dense, a quarter of it coded at 10 ms of encoding on the way: equal at 1 MB / 2 / rate ~ 10 ms
+    one = profile(StepTimes(0.1, 0.1, 0.0, (0.1,)))
+    costs = {
+        "fp32": [cost((0.0, 0.0), (1e6,))],
+        "bf16": [cost((0.0, 0.0), (5e5,))],
+        "quantize": [cost((0.01, 0.0, 0.0), (5e4, 5e4))],
+        "topk": [cost((1.0, 0.0, 0.0), (1e3, 1e3))],
+    }
+    steps = break_even.curves(one, costs, 2, 0.0, 0.0)
+    rows = {row["method"]: row for row in break_even.rows_of("tiny", 2, steps)}
+    # 0.2 + 0.01 + 0.8 / r < 0.97 (0.2 + 8 / r) with r in Mb/s: r < 435; of ten steps per decade the last one is 398
+    assert rows["quantize"]["mbit_over_fp32"] == 398
+    assert rows["quantize"]["mbit_over_bf16"] < 398
+    assert rows["topk"]["mbit_over_fp32"] is None
