@@ -19,7 +19,8 @@ if not __package__:  # run as a script: this folder's kernels.py must not hide t
 import torch
 from torch import nn
 
-from benchmarks.report import Row, add_output_options, make_table, progress, publish, short
+from benchmarks.report import Row, add_output_options, make_table, publish, short
+from lightning_compress.planner.progress import progress
 from benchmarks.workloads import WORKLOADS
 from lightning_compress.optim import LANS, CompressedAdam
 

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.methods import make_exchange
-from benchmarks.report import Row, add_output_options, make_table, progress, publish, short
+from benchmarks.report import Row, add_output_options, make_table, publish, short
+from lightning_compress.planner.progress import progress
 from lightning_compress.checkpoint import replaced_at_once
 from lightning_compress.state import SIDES, merge
 
