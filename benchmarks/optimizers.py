@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from benchmarks.report import Row, add_output_options, make_table, publish, short
-from lightning_compress.planner.progress import progress
 from benchmarks.workloads import WORKLOADS
 from lightning_compress.optim import LANS, CompressedAdam
+from lightning_compress.planner.progress import progress
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 

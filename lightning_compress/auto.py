@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from lightning_compress.exchange.hook import GradientExchange
-from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.planner.advice import explain, recommend
 from lightning_compress.planner.costs import measure_costs
 from lightning_compress.planner.link import Link, measure_link
@@ -59,7 +58,7 @@ class AutoGlue(CompressionGlue):
     def __init__(self, recheck_every: int = 5000, save_state: SaveMode = "exact", **kwargs: Any) -> None:
         super().__init__(**arguments_of("bf16"), save_state=save_state, **kwargs)
         self.pilot = Pilot("bf16", recheck_every=recheck_every)
-        self.exchange = _ObservedExchange(self.exchange.settings)
+        self.exchange = _ObservedExchange(**arguments_of("bf16"))
         self._pending = False
         self._begun: float | None = None
 
@@ -70,7 +69,7 @@ class AutoGlue(CompressionGlue):
             self.pilot.propose(self.pilot.method, "a single rank exchanges nothing")
 
     @override
-    def _register_ddp_hooks(self) -> None:
+    def _attach(self) -> None:
         if not self.pilot.settled and self.lightning_module is not None:
             formats = {p.dtype for p in self.lightning_module.parameters() if p.requires_grad}
             if not formats <= {
@@ -79,7 +78,7 @@ class AutoGlue(CompressionGlue):
                 self._use("fp32")
             if formats & {torch.float64, torch.complex128}:
                 self.pilot.propose("fp32", "double precision is there to be kept")
-        super()._register_ddp_hooks()
+        super()._attach()
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
@@ -179,13 +178,12 @@ class AutoGlue(CompressionGlue):
         assert isinstance(self.model, DistributedDataParallel)
         self._pending = False
         scaler = getattr(self.precision_plugin, "scaler", None)
-        settings = ExchangeSettings.make(**arguments_of(self.pilot.method))
-        self.exchange.switch(settings, self.model, grad_scaler=scaler, timeout=self._timeout)
+        self.exchange.switch(arguments_of(self.pilot.method), self.model, grad_scaler=scaler, timeout=self._timeout)
 
     def _use(self, method: str) -> None:
         """Before there are memories."""
         self.pilot.method = method
-        self.exchange.settings = ExchangeSettings.make(**arguments_of(method))
+        self.exchange.choose(**arguments_of(method))
 
     def _names(self) -> dict[int, str]:
         assert isinstance(self.model, DistributedDataParallel)
@@ -213,9 +211,8 @@ class AutoGlue(CompressionGlue):
 class _ObservedExchange(GradientExchange):
     """Tells a recorder, while there is one, of every bucket."""
 
-    def __init__(self, settings: ExchangeSettings) -> None:
-        super().__init__()
-        self.settings = settings
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self.recorder: StepRecorder | None = None
 
     # DDP inspects the signature

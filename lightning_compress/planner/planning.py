@@ -79,8 +79,8 @@ def plan(
     Measures training steps (exchanging nothing), the network, and the encoding and decoding of every method at the model's
     bucket sizes on this device, then simulates a step of each method. The model's weights are left as they were.
 
-    Started on several ranks (``torchrun``, SLURM), it measures their network; called alike on all ranks. On one process name a
-    link: ``plan(model, data, bandwidth="10gbit", latency="100us", nodes=16)``.
+    Started on several ranks (``torchrun``, SLURM), it measures their network; called alike on all ranks, which get the same
+    answer. On one process name a link: ``plan(model, data, bandwidth="10gbit", latency="100us", nodes=16)``.
 
     Args:
         model: A LightningModule.
@@ -105,7 +105,12 @@ def plan(
     with group_left_as_found(), progress(work) as advance:
         profile = measure_training(model, data, steps, ranks, ddp or {}, trainer or {}, advance)
         rank, link = _rank_and_link(named, profile, advance)
-        return compare(names, model, profile, link, rank, advance)
+        found = compare(names, model, profile, link, rank, advance)
+        if ranks.world_size > 1:  # each has measured with its own clock: all take rank 0's
+            message = [found]
+            dist.broadcast_object_list(message, src=0)
+            found = message[0]
+        return found
 
 
 def compare(

@@ -8,6 +8,9 @@ from torch import nn
 
 from lightning_compress import GradientExchange
 from lightning_compress.exchange.debt import Debt
+from lightning_compress.exchange.rank import RankExchange
+from lightning_compress.exchange.settings import ExchangeSettings
+from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.kernels.table import ABSENT, PRESENT
 from lightning_compress.testing.simulation import SimulatedExchange
 from tests.exchange.training import batch, make_net, mean_square, wrap
@@ -43,6 +46,23 @@ def test_what_is_owed_is_in_the_mean_of_the_next_gradients(exchange: str) -> Non
         assert debt.paid()
     left = torch.cat([(true[name] - applied[name]).flatten() for name in names])
     torch.testing.assert_close(sum(buffers) / 3, left, rtol=0, atol=1e-12)
+
+
+def test_a_payment_in_a_skipped_step_has_not_happened() -> None:
+    net = nn.Linear(8, 8)
+    old = RankExchange(ExchangeSettings.make("quantize"), net, 0, 2, ExchangeStats(), transactional=True)
+    names, status = tuple(old.parameters), torch.full((2,), PRESENT, dtype=torch.uint8)
+    old.memories.write("worker", "weight", net.weight, torch.ones(64))
+    old.memories.watch(4.0)
+    debt = Debt(old)
+    for scale, taken in ((4.0, False), (2.0, True)):  # the scaler halves its scale when it skips a step
+        buffer = torch.zeros(72)
+        debt.repay(names, status, buffer, scale)
+        assert buffer.tolist() == [scale] * 64 + [0.0] * 8
+        if taken:
+            old.memories.note_step(names, True)
+        old.memories.settle(2.0)
+        assert debt.paid() == taken
 
 
 def switched(to: str) -> tuple[list[float], int, int]:

@@ -19,7 +19,7 @@ CHECK = """
         strategy = root.Trainer(accelerator="cpu", devices=2, strategy="compressed", logger=False).strategy
         assert isinstance(strategy, root.strategies.DDPStrategy), type(strategy).__mro__
         assert strategy.root == root.__name__
-        assert {"compressed", "compressed_topk_spawn", "ddp"} <= set(registry.available_strategies())
+        assert {"compressed", "compressed_auto", "compressed_topk_spawn", "ddp"} <= set(registry.available_strategies())
 """
 
 ORDERS = {
