@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_compress.checks import is_number, is_whole
+from lightning_compress.kernels.gpu import GPUKernels
 
 PIECE = 65536
 """With ``block_size=None`` a tensor is cut into pieces of at most this many elements: every rank owns its share."""
@@ -54,7 +55,7 @@ class Compressor(ABC):
     """Turns blocks of numbers into codes whose size depends on nothing but the blocks' length.
 
     A subclass gives ``payload_nbytes``, ``encode`` and ``decode`` in torch; that is all a third party needs (then run
-    ``lightning_compress.testing.conformance`` on it). Built-in ones add compiled CPU kernels of the same meaning.
+    ``lightning_compress.testing.conformance`` on it). Built-in ones add compiled kernels of the same meaning.
 
     Three rules make the exchange work:
 
@@ -124,6 +125,10 @@ class Compressor(ABC):
 
     def cpu_kernels(self) -> CPUKernels | None:
         """Compiled kernels, or None: the torch functions above are used on the CPU too."""
+        return None
+
+    def gpu_kernels(self) -> GPUKernels | None:
+        """Triton kernels, or None: the torch functions above are used on CUDA too. Only called where there is Triton."""
         return None
 
     def __repr__(self) -> str:

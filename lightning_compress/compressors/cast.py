@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from lightning_compress.compressors.base import Blocks, Compressor, CPUKernels, check_block_size
 from lightning_compress.kernels.cpu import cast as cpu
+from lightning_compress.kernels.gpu import GPUKernels
 from lightning_compress.kernels.reference import cast as reference
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}
@@ -68,3 +69,11 @@ class Cast(Compressor):
     @override
     def cpu_kernels(self) -> CPUKernels:
         return CPUKernels(*cpu.KERNELS[self.dtype])
+
+    @override
+    def gpu_kernels(self) -> GPUKernels:
+        from lightning_compress.kernels.gpu import cast as gpu
+
+        if self.dtype == "fp8":
+            return GPUKernels(gpu.encode_fp8, gpu.decode_fp8)
+        return GPUKernels(gpu.encode, gpu.decode, variant=gpu.FORMATS[self.dtype])

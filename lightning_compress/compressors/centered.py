@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from lightning_compress.compressors.base import Blocks, Compressor, CPUKernels, check_block_size, check_ratio, kept
 from lightning_compress.kernels.cpu import centered as cpu
+from lightning_compress.kernels.gpu import GPUKernels
 from lightning_compress.kernels.reference import centered as reference
 from lightning_compress.kernels.reference.bits import packed_nbytes
 
@@ -68,3 +69,9 @@ class CenteredTopK(Compressor):
     @override
     def cpu_kernels(self) -> CPUKernels:
         return CPUKernels(cpu.encode, cpu.decode, (self.ratio,))
+
+    @override
+    def gpu_kernels(self) -> GPUKernels:
+        from lightning_compress.kernels.gpu import centered as gpu
+
+        return GPUKernels(gpu.encode, gpu.decode, ratio=self.ratio)

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from lightning_compress.compressors.base import Blocks, Compressor, CPUKernels, check_bits, check_block_size, check_seed
 from lightning_compress.kernels.cpu import dithering as cpu
+from lightning_compress.kernels.gpu import GPUKernels
 from lightning_compress.kernels.reference import dithering as reference
 from lightning_compress.kernels.reference.bits import packed_nbytes
 from lightning_compress.kernels.reference.hashing import uniform
@@ -78,3 +79,10 @@ class LinearDithering(Dithering):
     @override
     def cpu_kernels(self) -> CPUKernels:
         return CPUKernels(cpu.encode, cpu.decode, (self.bits, self.norm == "l2"))
+
+    @override
+    def gpu_kernels(self) -> GPUKernels:
+        from lightning_compress.kernels.gpu import dithering as gpu
+        from lightning_compress.kernels.gpu.quantize import decode
+
+        return GPUKernels(gpu.encode, decode, bits=self.bits, variant=int(self.norm == "l2"))

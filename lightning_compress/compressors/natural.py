@@ -8,6 +8,7 @@ from typing_extensions import override
 from lightning_compress.compressors.base import Blocks, CPUKernels
 from lightning_compress.compressors.dithering import Dithering
 from lightning_compress.kernels.cpu import natural as cpu
+from lightning_compress.kernels.gpu import GPUKernels
 from lightning_compress.kernels.reference import natural as reference
 from lightning_compress.kernels.reference.dithering import Norm
 
@@ -46,3 +47,9 @@ class NaturalDithering(Dithering):
     @override
     def cpu_kernels(self) -> CPUKernels:
         return CPUKernels(cpu.encode, cpu.decode, (self.bits, self.norm == "l2"))
+
+    @override
+    def gpu_kernels(self) -> GPUKernels:
+        from lightning_compress.kernels.gpu import natural as gpu
+
+        return GPUKernels(gpu.encode, gpu.decode, bits=self.bits, variant=int(self.norm == "l2"))

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from lightning_compress.compressors.base import Blocks, Compressor, CPUKernels
 from lightning_compress.kernels.cpu import cast as cpu
+from lightning_compress.kernels.gpu import GPUKernels
 from lightning_compress.kernels.reference import cast as reference
 
 
@@ -43,3 +44,9 @@ class NoCompression(Compressor):
     @override
     def cpu_kernels(self) -> CPUKernels:
         return CPUKernels(*cpu.KERNELS["fp32"])
+
+    @override
+    def gpu_kernels(self) -> GPUKernels:
+        from lightning_compress.kernels.gpu import cast as gpu
+
+        return GPUKernels(gpu.encode, gpu.decode, variant=gpu.FORMATS["fp32"])

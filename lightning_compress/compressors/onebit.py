@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from lightning_compress.compressors.base import Blocks, Compressor, CPUKernels, check_block_size
 from lightning_compress.kernels.cpu import onebit as cpu
+from lightning_compress.kernels.gpu import GPUKernels
 from lightning_compress.kernels.reference import onebit as reference
 from lightning_compress.kernels.reference.bits import packed_nbytes
 
@@ -65,6 +66,12 @@ class OneBit(Compressor):
     @override
     def cpu_kernels(self) -> CPUKernels:
         return CPUKernels(cpu.encode, cpu.decode)
+
+    @override
+    def gpu_kernels(self) -> GPUKernels:
+        from lightning_compress.kernels.gpu import onebit as gpu
+
+        return GPUKernels(gpu.encode, gpu.decode)
 
 
 def _rows(blocks: Blocks) -> tuple[Tensor, int]:

@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from lightning_compress.compressors.base import Blocks, Compressor, CPUKernels, check_bits, check_block_size
 from lightning_compress.kernels.cpu import quantize as cpu
+from lightning_compress.kernels.gpu import GPUKernels
 from lightning_compress.kernels.reference import quantize as reference
 from lightning_compress.kernels.reference.bits import packed_nbytes
 
@@ -55,3 +56,9 @@ class Quantize(Compressor):
     @override
     def cpu_kernels(self) -> CPUKernels:
         return CPUKernels(cpu.encode, cpu.decode, (self.bits,))
+
+    @override
+    def gpu_kernels(self) -> GPUKernels:
+        from lightning_compress.kernels.gpu import quantize as gpu
+
+        return GPUKernels(gpu.encode, gpu.decode, bits=self.bits)

@@ -17,6 +17,7 @@ from lightning_compress.compressors.base import (
     kept,
 )
 from lightning_compress.kernels.cpu import randomk as cpu
+from lightning_compress.kernels.gpu import GPUKernels
 from lightning_compress.kernels.reference import randomk as reference
 
 
@@ -74,3 +75,9 @@ class RandomK(Compressor):
     @override
     def cpu_kernels(self) -> CPUKernels:
         return CPUKernels(cpu.encode, cpu.decode, (self.ratio, self.unbiased))
+
+    @override
+    def gpu_kernels(self) -> GPUKernels:
+        from lightning_compress.kernels.gpu import randomk as gpu
+
+        return GPUKernels(gpu.encode, gpu.decode, ratio=self.ratio, variant=int(self.unbiased))

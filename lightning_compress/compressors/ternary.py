@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from lightning_compress.compressors.base import Blocks, Compressor, CPUKernels, check_block_size
 from lightning_compress.kernels.cpu import ternary as cpu
+from lightning_compress.kernels.gpu import GPUKernels
 from lightning_compress.kernels.reference import ternary as reference
 
 
@@ -57,3 +58,9 @@ class Ternary(Compressor):
     @override
     def cpu_kernels(self) -> CPUKernels:
         return CPUKernels(cpu.encode, cpu.decode)
+
+    @override
+    def gpu_kernels(self) -> GPUKernels:
+        from lightning_compress.kernels.gpu import ternary as gpu
+
+        return GPUKernels(gpu.encode, gpu.decode)

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from lightning_compress.compressors.base import Blocks, Compressor, CPUKernels, check_block_size, check_ratio, kept
 from lightning_compress.kernels.cpu import topk as cpu
+from lightning_compress.kernels.gpu import GPUKernels
 from lightning_compress.kernels.reference import topk as reference
 from lightning_compress.kernels.reference.selection import largest, sample_stride, sampled
 
@@ -80,3 +81,12 @@ class TopK(Compressor):
     @override
     def cpu_kernels(self) -> CPUKernels:
         return CPUKernels(cpu.encode, cpu.decode, (self.ratio, _FORMATS[self.dtype][1], self.block_size is None))
+
+    @override
+    def gpu_kernels(self) -> GPUKernels | None:
+        if self.block_size is None:  # a sampled threshold is for tensors that no program can hold
+            return None
+        from lightning_compress.kernels.gpu import topk as gpu
+        from lightning_compress.kernels.gpu.cast import FORMATS
+
+        return GPUKernels(gpu.encode, gpu.decode, ratio=self.ratio, variant=FORMATS[self.dtype])

@@ -1,9 +1,13 @@
-"""Codes all blocks of a table at once: compiled kernels on the CPU, the compressor's torch functions elsewhere."""
+"""Codes all blocks of a table at once: compiled kernels on CPU and CUDA, the compressor's torch functions elsewhere."""
 
 from __future__ import annotations
 
+import importlib
+import logging
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -14,8 +18,11 @@ from torch import Tensor
 from lightning_compress.compressors.base import Blocks, Compressor
 from lightning_compress.kernels import table as col
 from lightning_compress.kernels.cpu.job import DecodeJob, EncodeJob
+from lightning_compress.kernels.gpu import LARGEST, GPUKernels
 from lightning_compress.kernels.reference.bits import to_float32
 from lightning_compress.memory.store import StoreView
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -62,7 +69,7 @@ class BlockCodec:
         table: Block table, int64 [n, COLUMNS] (see ``kernels.table``), on the device of the values.
         per_tensor: The table holds whole tensors, and a compressor without a block size takes one scale for each of
             them.
-        use_reference: Forces the torch functions, also on the CPU.
+        use_reference: Forces the torch functions.
     """
 
     def __init__(
@@ -71,9 +78,10 @@ class BlockCodec:
         self.compressor = compressor
         self.table = table
         self.longest = int(table[:, col.LENGTH].max()) if len(table) else 0
-        kernels = compressor.cpu_kernels() if table.device.type == "cpu" and not use_reference else None
-        self._kernels = kernels
-        self._groups = [] if kernels else list(_equal_blocks(table))
+        self._gpu = None if use_reference else _gpu_kernels(compressor, table.device, self.longest)
+        compiled = table.device.type == "cpu" and self._gpu is None and not use_reference
+        self._kernels = compressor.cpu_kernels() if compiled else None
+        self._groups = [] if self._kernels or self._gpu else list(_equal_blocks(table))
         scaled = type(compressor).statistic is not Compressor.statistic
         self._tensors = list(_whole_tensors(table)) if per_tensor and scaled and compressor.block_size is None else []
 
@@ -105,9 +113,26 @@ class BlockCodec:
         """
         if not len(self.table):
             return
-        if values.dtype not in (torch.float32, torch.float64):
+        if self._gpu is None and values.dtype not in (torch.float32, torch.float64):
             values = values.float()
         statistics = self._statistics(values, memory, status, weight, scale)
+        if self._gpu is not None:
+            _launch().encode(
+                self._gpu,
+                self.longest,
+                values=values,
+                weight=weight,
+                scale=scale,
+                state=memory.state,
+                read=memory.read if memory.compensate else None,
+                write=memory.write if memory.update else None,
+                payload=payload,
+                table=self.table,
+                status=status,
+                shared=None if statistics is None else statistics[self.table[:, col.PARAMETER]],
+                salt=salt,
+            )
+            return
         if self._kernels is None:
             self._encode_reference(values, memory, payload, status, weight, scale, salt, statistics)
             return
@@ -155,6 +180,20 @@ class BlockCodec:
         """
         if not len(self.table):
             return
+        if self._gpu is not None:
+            _launch().decode(
+                self._gpu,
+                self.longest,
+                payload=payload,
+                stride=stride,
+                ranks=ranks,
+                out=out,
+                weight=weight,
+                table=self.table,
+                status=status,
+                salt=salt,
+            )
+            return
         real_out = out if out.dtype in (torch.float32, torch.float64) else out.float()
         if self._kernels is None:
             self._decode_reference(payload, real_out, status, stride, ranks, weight, salt)
@@ -181,7 +220,7 @@ class BlockCodec:
         """One scale per tensor, float32 per parameter of the bucket: the papers' granularity costs a pass of its own."""
         statistics = None
         for source, state, parameter, row, numel in self._tensors:
-            p = values[source : source + numel]
+            p = values[source : source + numel].to(memory.state.dtype)
             if memory.compensate:
                 p = p + scale * memory.get(parameter, state, numel)
             one = self.compressor.statistic(weight * p, row)
@@ -218,6 +257,7 @@ class BlockCodec:
             p = torch.where(coded, p, 0.0)
             blocks = group.blocks(salt, None if statistics is None else statistics[group.parameter])
             code = self.compressor.encode(p, blocks)
+            code = torch.where(coded, code, 0)  # a whole tensor's scale, perhaps inf, belongs to no block of zeros
             payload[group.payload_index(code.shape[1])] = code
             if memory.update:
                 left = (p - self.compressor.decode(code, blocks).to(p.dtype)) * (1.0 / (weight * scale))
@@ -236,6 +276,27 @@ class BlockCodec:
             seen = status[group.parameter].unsqueeze(1)
             total = torch.where(seen == col.NONFINITE, torch.nan, weight * total)
             out[group.source] = torch.where(seen == col.ABSENT, out[group.source], total)
+
+
+def _gpu_kernels(compressor: Compressor, device: torch.device, longest: int) -> GPUKernels | None:
+    """The compressor's Triton kernels, if ``device`` runs them: CUDA, or the CPU by way of Triton's own interpreter."""
+    if device.type != "cuda" and not (device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
+        return None
+    if longest > LARGEST or _launch() is None:
+        return None
+    return compressor.gpu_kernels()
+
+
+@cache
+def _launch() -> Any:
+    """``kernels.gpu.launch``, or None without Triton."""
+    try:
+        return importlib.import_module("lightning_compress.kernels.gpu.launch")
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        log.warning("Triton is missing: on CUDA compression takes torch's functions, which is slow. pip install triton")
+        return None
 
 
 def compile_kernels(compressors: Iterable[Compressor], dtypes: Iterable[torch.dtype]) -> None:

@@ -1,1 +1,1 @@
-"""The arithmetic of every compressor: ``reference`` (plain torch, any device) defines it, ``cpu`` (numba) repeats it fast."""
+"""The arithmetic of every compressor: ``reference`` (plain torch) defines it, ``cpu`` (numba) and ``gpu`` (Triton) are fast."""
