@@ -10,7 +10,7 @@ from lightning_compress.compressors.cast import Cast
 from lightning_compress.compressors.onebit import OneBit
 from lightning_compress.compressors.quantize import Quantize
 from lightning_compress.compressors.ternary import Ternary
-from lightning_compress.kernels.cpu import cast as cpu_cast
+from lightning_compress.kernels.cpu import formats
 from lightning_compress.kernels.reference.bits import TINY
 from tests.compressors.coding import blocks_of, code_parameter, round_trip
 
@@ -41,9 +41,9 @@ class TestCast:
     @pytest.mark.parametrize(
         ("name", "dtype", "code", "value", "integer"),
         [
-            ("fp16", torch.float16, cpu_cast.fp16_code, cpu_cast.fp16_value, np.uint16),
-            ("bf16", torch.bfloat16, cpu_cast.bf16_code, cpu_cast.bf16_value, np.uint16),
-            ("fp8", torch.float8_e4m3fn, cpu_cast.fp8_code, cpu_cast.fp8_value, np.uint8),
+            ("fp16", torch.float16, formats.fp16_code, formats.fp16_value, np.uint16),
+            ("bf16", torch.bfloat16, formats.bf16_code, formats.bf16_value, np.uint16),
+            ("fp8", torch.float8_e4m3fn, formats.fp8_code, formats.fp8_value, np.uint8),
         ],
     )
     def test_every_code_and_its_neighbourhood(self, name, dtype, code, value, integer):

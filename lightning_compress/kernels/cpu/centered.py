@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_compress.kernels.cpu.cast import bf16_value
 from lightning_compress.kernels.cpu.compiling import njit
+from lightning_compress.kernels.cpu.formats import bf16_value
 from lightning_compress.kernels.cpu.job import finish, load, store, to_float32, wants
 from lightning_compress.kernels.cpu.selection import kept, largest, selection_scratch
 from lightning_compress.kernels.reference.bits import TINY

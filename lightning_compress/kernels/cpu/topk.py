@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_compress.kernels.cpu.cast import (
-    BF16_MAX,
-    FP16_MAX,
-    bf16_code,
-    bf16_value,
-    copy_bytes,
-    fp16_code,
-    fp16_value,
-)
+from lightning_compress.kernels.cpu.cast import copy_bytes
 from lightning_compress.kernels.cpu.compiling import njit
+from lightning_compress.kernels.cpu.formats import BF16_MAX, FP16_MAX, bf16_code, bf16_value, fp16_code, fp16_value
 from lightning_compress.kernels.cpu.job import finish, get_float32, load, put_float32, store, to_float32, wants
 from lightning_compress.kernels.cpu.selection import kept, largest, sampled, selection_scratch
 from lightning_compress.kernels.table import LENGTH, PAYLOAD

@@ -1,0 +1,85 @@
+"""Narrow number formats by bit arithmetic, since the CPU has no such numbers.
+
+All rounding starts from a float32 no larger than the format's maximum, so no carry can reach inf. Above the format's
+smallest normal number, dropping low mantissa bits with the usual carry rounds to nearest even, and the exponent's bias
+is one subtraction. Below it, adding a power of two whose last mantissa bit weighs as much as the format's smallest
+step lets the float adder round; the code is the difference of the bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lightning_compress.kernels.cpu.compiling import njit
+
+FP16_MAX = 65504.0
+BF16_MAX = float(np.uint32(0x7F7F0000).view(np.float32))
+
+SIGN = np.uint32(0x80000000)
+REST = np.uint32(0x7FFFFFFF)
+INFINITE = np.uint32(0x7F800000)
+NAN = np.uint32(0x7FC00000)
+
+
+# Below, every np.uint32(...) keeps numba from widening to 64 bits, which would halve the vectors.
+
+
+@njit()
+def fp16_code(value):
+    """float16 bits of a float32."""
+    word = np.float32(value).view(np.uint32)
+    magnitude = np.uint32(word & REST)
+    odd = np.uint32(magnitude >> np.uint32(13) & np.uint32(1))
+    normal = np.uint32(magnitude + odd - np.uint32((112 << 23) - 0xFFF)) >> np.uint32(13)
+    small = np.uint32(np.float32(magnitude.view(np.float32) + np.float32(0.5)).view(np.uint32) - np.uint32(126 << 23))
+    return np.uint16((word & SIGN) >> np.uint32(16) | (normal if magnitude >= np.uint32(113 << 23) else small))
+
+
+@njit()
+def fp16_value(code):
+    """float32 of float16 bits."""
+    magnitude = np.uint32(code & np.uint32(0x7FFF))
+    normal = np.uint32((magnitude << np.uint32(13)) + np.uint32(112 << 23))
+    if magnitude >= np.uint32(0x7C00):
+        normal = np.uint32(normal | INFINITE)
+    # through an integer: as float32 bits these are subnormal, and a process may have told the CPU to flush those
+    small = np.float32(np.float32(np.int32(magnitude)) * np.float32(2.0**-24)).view(np.uint32)
+    value = normal if magnitude >= np.uint32(0x400) else small
+    return np.uint32(value | np.uint32(code & np.uint32(0x8000)) << np.uint32(16)).view(np.float32)
+
+
+@njit()
+def bf16_code(value):
+    """bfloat16 bits of a float32."""
+    word = np.float32(value).view(np.uint32)
+    odd = np.uint32(word >> np.uint32(16) & np.uint32(1))
+    return np.uint16(np.uint32(word + odd + np.uint32(0x7FFF)) >> np.uint32(16))
+
+
+@njit()
+def bf16_value(code):
+    """float32 of bfloat16 bits."""
+    return np.uint32(np.uint32(code) << np.uint32(16)).view(np.float32)
+
+
+@njit()
+def fp8_code(value):
+    """float8_e4m3fn bits of a float32."""
+    word = np.float32(value).view(np.uint32)
+    magnitude = np.uint32(word & REST)
+    odd = np.uint32(magnitude >> np.uint32(20) & np.uint32(1))
+    normal = np.uint32(magnitude + odd - np.uint32((120 << 23) - 0x7FFFF)) >> np.uint32(20)
+    small = np.uint32(np.float32(magnitude.view(np.float32) + np.float32(16384)).view(np.uint32) - np.uint32(141 << 23))
+    return np.uint8((word & SIGN) >> np.uint32(24) | (normal if magnitude >= np.uint32(121 << 23) else small))
+
+
+@njit()
+def fp8_value(code):
+    """float32 of float8_e4m3fn bits."""
+    magnitude = np.uint32(code & np.uint32(0x7F))
+    normal = np.uint32((magnitude << np.uint32(20)) + np.uint32(120 << 23))
+    if magnitude == np.uint32(0x7F):
+        normal = NAN
+    small = np.float32(np.float32(np.int32(magnitude)) * np.float32(2.0**-9)).view(np.uint32)
+    value = normal if magnitude >= np.uint32(8) else small
+    return np.uint32(value | np.uint32(code & np.uint32(0x80)) << np.uint32(24)).view(np.float32)
