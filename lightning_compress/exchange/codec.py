@@ -55,9 +55,7 @@ class MemoryView:
         """Error feedback on ``store``; without one, nothing is added and nothing is kept."""
         if store is None:
             nothing = torch.empty(0, dtype=torch.int64, device=values.device)
-            # half precision is coded in float32
-            dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
-            return cls(values.new_empty(0, dtype=dtype), nothing, nothing, compensate=False, update=False)
+            return cls(values.new_empty(0, dtype=_real(values)), nothing, nothing, compensate=False, update=False)
         return cls(store.store.data, store.read, store.write, compensate=True, update=True)
 
 
@@ -113,8 +111,6 @@ class BlockCodec:
         """
         if not len(self.table):
             return
-        if self._gpu is None and values.dtype not in (torch.float32, torch.float64):
-            values = values.float()
         statistics = self._statistics(values, memory, status, weight, scale)
         if self._gpu is not None:
             _launch().encode(
@@ -134,14 +130,15 @@ class BlockCodec:
             )
             return
         if self._kernels is None:
-            self._encode_reference(values, memory, payload, status, weight, scale, salt, statistics)
+            wide = values.to(_real(values))
+            self._encode_reference(wide, memory, payload, status, weight, scale, salt, statistics)
             return
-        kernels, (real, integer) = self._kernels, _NUMPY_TYPES[values.dtype]
+        kernels, (real, integer) = self._kernels, _NUMPY_TYPES[_real(values)]
         p = np.empty(self.longest + 1, real)
         shared = np.empty(0, np.float32) if statistics is None else statistics[self.table[:, col.PARAMETER]].numpy()
         status_array = status.numpy()
         job = EncodeJob(
-            values=values.numpy(),
+            values=_array(values),
             weight=real(weight),
             scale=real(scale),
             unscale=real(1.0 / (weight * float(scale))),
@@ -194,25 +191,22 @@ class BlockCodec:
                 salt=salt,
             )
             return
-        real_out = out if out.dtype in (torch.float32, torch.float64) else out.float()
         if self._kernels is None:
-            self._decode_reference(payload, real_out, status, stride, ranks, weight, salt)
-        else:
-            real = _NUMPY_TYPES[real_out.dtype][0]
-            job = DecodeJob(
-                payload=payload.numpy(),
-                stride=stride,
-                ranks=ranks,
-                out=real_out.numpy(),
-                weight=real(weight),
-                table=self.table.numpy(),
-                status=status.numpy(),
-                salt=salt,
-                total=np.empty(self.longest, real),
-            )
-            self._kernels.decode(job, *self._kernels.arguments)
-        if real_out is not out:
-            out.copy_(real_out)
+            self._decode_reference(payload, out, status, stride, ranks, weight, salt)
+            return
+        real = _NUMPY_TYPES[_real(out)][0]
+        job = DecodeJob(
+            payload=payload.numpy(),
+            stride=stride,
+            ranks=ranks,
+            out=_array(out),
+            weight=real(weight),
+            table=self.table.numpy(),
+            status=status.numpy(),
+            salt=salt,
+            total=np.empty(self.longest, real),
+        )
+        self._kernels.decode(job, *self._kernels.arguments)
 
     def _statistics(
         self, values: Tensor, memory: MemoryView, status: Tensor, weight: float, scale: float | Tensor
@@ -220,7 +214,7 @@ class BlockCodec:
         """One scale per tensor, float32 per parameter of the bucket: the papers' granularity costs a pass of its own."""
         statistics = None
         for source, state, parameter, row, numel in self._tensors:
-            p = values[source : source + numel].to(memory.state.dtype)
+            p = values[source : source + numel].to(_real(values))
             if memory.compensate:
                 p = p + scale * memory.get(parameter, state, numel)
             one = self.compressor.statistic(weight * p, row)
@@ -270,12 +264,12 @@ class BlockCodec:
         for group in self._groups:
             blocks = group.blocks(salt, None)
             index = group.payload_index(self.compressor.payload_nbytes(group.length, group.row))
-            total = torch.zeros(group.source.shape, dtype=out.dtype, device=out.device)
+            total = torch.zeros(group.source.shape, dtype=_real(out), device=out.device)
             for rank in range(ranks):
-                total += self.compressor.decode(payload[index + rank * stride], blocks).to(out.dtype)
+                total += self.compressor.decode(payload[index + rank * stride], blocks).to(total.dtype)
             seen = status[group.parameter].unsqueeze(1)
             total = torch.where(seen == col.NONFINITE, torch.nan, weight * total)
-            out[group.source] = torch.where(seen == col.ABSENT, out[group.source], total)
+            out[group.source] = torch.where(seen == col.ABSENT, out[group.source], total.to(out.dtype))
 
 
 def _gpu_kernels(compressor: Compressor, device: torch.device, longest: int) -> GPUKernels | None:
@@ -307,9 +301,21 @@ def compile_kernels(compressors: Iterable[Compressor], dtypes: Iterable[torch.dt
     for compressor, dtype in product(compressors, dtypes):
         codec = BlockCodec(compressor, row)
         values = torch.ones(1, dtype=dtype)
+        state = torch.zeros(1, dtype=_real(values))
         payload = torch.zeros(compressor.payload_nbytes(1, 1), dtype=torch.uint8)
-        codec.encode(values, MemoryView(torch.zeros(1, dtype=dtype), zero, zero, True, True), payload, status)
+        codec.encode(values, MemoryView(state, zero, zero, True, True), payload, status)
         codec.decode(payload, values, status)
+
+
+def _real(values: Tensor) -> torch.dtype:
+    """The type in which values are coded: half precision in float32."""
+    return torch.float64 if values.dtype == torch.float64 else torch.float32
+
+
+def _array(values: Tensor) -> np.ndarray[Any, Any]:
+    """The memory of ``values`` as compiled kernels take it: half precision as its bits (see ``kernels.cpu.formats``)."""
+    bits = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}.get(values.dtype)
+    return values.numpy() if bits is None else values.view(bits).numpy()
 
 
 _NUMPY_TYPES: dict[torch.dtype, tuple[Any, Any]] = {

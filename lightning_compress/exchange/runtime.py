@@ -249,7 +249,8 @@ def compile_for(settings: ExchangeSettings, module: torch.nn.Module) -> None:
     if settings.topology is None or not parameters or parameters[0].device.type != "cpu":
         return
     wide = (torch.float64, torch.complex128)
-    dtypes = {torch.float64 if p.dtype in wide else torch.float32 for p in parameters}
+    dtypes = {torch.float64 if p.dtype in wide else torch.float32 for p in parameters}  # owners work in these
+    dtypes |= {p.dtype for p in parameters if p.dtype in (torch.bfloat16, torch.float16)}
     start = time.perf_counter()
     compile_kernels([settings.compressor, settings.dense_compressor], dtypes)
     if (seconds := time.perf_counter() - start) > 1.0:

@@ -8,7 +8,11 @@ step lets the float adder round; the code is the difference of the bits.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from lightning_compress.kernels.cpu.compiling import njit
 
@@ -83,3 +87,45 @@ def fp8_value(code):
     small = np.float32(np.float32(np.int32(magnitude)) * np.float32(2.0**-9)).view(np.uint32)
     value = normal if magnitude >= np.uint32(8) else small
     return np.uint32(value | np.uint32(code & np.uint32(0x80)) << np.uint32(24)).view(np.float32)
+
+
+def widen(number: Any) -> Any:
+    """The value of an array's element: uint16 holds the bits of a bfloat16, int16 those of a float16. In kernels only."""
+    raise NotImplementedError
+
+
+def narrow(value: Any, array: Any) -> Any:
+    """What stands for ``value`` in such an array; beyond the format's range, inf. In kernels only."""
+    raise NotImplementedError
+
+
+# numba knows no bfloat16, and on the CPU no float16: the integer type of the same width says which one it is
+@overload(widen)
+def _widen(number):
+    if number == types.uint16:
+        return lambda number: bf16_value(number)  # noqa: PLW0108  # numba wants the names of the arguments
+    if number == types.int16:
+        return lambda number: fp16_value(np.uint16(number))
+    return lambda number: number
+
+
+@overload(narrow)
+def _narrow(value, array):
+    if array.dtype == types.uint16:
+        return lambda value, array: rounded_bf16(value)
+    if array.dtype == types.int16:
+        return lambda value, array: rounded_fp16(value)
+    return lambda value, array: value
+
+
+@njit()
+def rounded_bf16(value):
+    """bfloat16 bits of any float32; the carry of rounding leads to inf by itself."""
+    return np.uint16(0x7FC0) if np.isnan(value) else bf16_code(value)
+
+
+@njit()
+def rounded_fp16(value):
+    """float16 bits of any float32; 65536 is the power of two whose bits are those of inf."""
+    limit = np.float32(65536.0)
+    return np.uint16(0x7E00) if np.isnan(value) else fp16_code(min(max(value, -limit), limit))

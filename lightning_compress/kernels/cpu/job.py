@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_compress.kernels.cpu.compiling import njit
+from lightning_compress.kernels.cpu.formats import narrow, widen
 from lightning_compress.kernels.table import ABSENT, LENGTH, NONFINITE, PARAMETER, PRESENT, SOURCE, STATE
 
 Array = npt.NDArray[np.generic]
@@ -22,7 +23,7 @@ class EncodeJob(NamedTuple):
     """Arguments of an encode kernel. T is float32 or float64, P the parameters of the bucket, n the blocks."""
 
     values: Array
-    """T: gradients (or the owner's means), flat."""
+    """T, or half precision beside T = float32 (see ``formats.widen``): gradients (or the owner's means), flat."""
     weight: np.floating
     """T: p = weight * (values + scale * state)."""
     scale: np.floating
@@ -67,7 +68,7 @@ class DecodeJob(NamedTuple):
     stride: int
     ranks: int
     out: Array
-    """T: bucket or shard, flat."""
+    """T, or half precision beside T = float32: bucket or shard, flat."""
     weight: np.floating
     table: Array
     status: Array
@@ -91,10 +92,10 @@ def load(job, b):
         at = row[STATE] + job.read[parameter]
         state = job.state[at : at + n]
         for i in range(n):
-            p[i] = weight * (values[i] + scale * state[i])
+            p[i] = weight * (widen(values[i]) + scale * state[i])
     else:
         for i in range(n):
-            p[i] = weight * values[i]
+            p[i] = weight * widen(values[i])
     peak = magnitude(p, job.bits, job.mask, n)
     if not peak < np.inf:
         job.marks[parameter] = NONFINITE
@@ -134,7 +135,7 @@ def wants(job, b):
         return False
     if status == NONFINITE:
         for i in range(row[SOURCE], row[SOURCE] + row[LENGTH]):
-            job.out[i] = np.nan
+            job.out[i] = narrow(np.float32(np.nan), job.out)
         return False
     total = job.total
     for i in range(row[LENGTH]):
@@ -149,7 +150,7 @@ def finish(job, b):
     n, total, weight = row[LENGTH], job.total, job.weight
     out = job.out[row[SOURCE] : row[SOURCE] + n]
     for i in range(n):
-        out[i] = weight * total[i]
+        out[i] = narrow(weight * total[i], out)
 
 
 @njit()
