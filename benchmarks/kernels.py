@@ -1,6 +1,6 @@
 """Time of every compressor's encode and decode against one pass over memory, ``residual.add_(gradient)``.
 
-python benchmarks/kernels.py [--numel N] [--dtype float32] [--compressors quantize_4 topk_0.001 ...] [--json] [--save]
+python benchmarks/kernels.py [--numel N] [--dtype float32] [--device cuda] [--compressors quantize_4 ...] [--json] [--save]
 """
 
 from __future__ import annotations
@@ -49,15 +49,17 @@ class Arena:
     Args:
         numel: Elements of the gradient.
         dtype: Their type; residuals are float32, float64 beside float64 gradients.
+        device: Where they are.
     """
 
-    def __init__(self, numel: int, dtype: torch.dtype) -> None:
-        self.numel, self.dtype = numel, dtype
+    def __init__(self, numel: int, dtype: torch.dtype, device: str = "cpu") -> None:
+        self.numel, self.dtype, self.device = numel, dtype, device
+        self.ms = _cuda_ms if device == "cuda" else _ms
         self.state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         generator = torch.Generator().manual_seed(0)
-        self._noise = (torch.randn(numel + _SLACK, generator=generator) * 1e-3).to(dtype)
-        self.out = torch.zeros(numel, dtype=dtype)
-        self._residual = torch.zeros(numel, dtype=self.state_dtype)
+        self._noise = (torch.randn(numel + _SLACK, generator=generator) * 1e-3).to(device, dtype)
+        self.out = torch.zeros(numel, dtype=dtype, device=device)
+        self._residual = torch.zeros(numel, dtype=self.state_dtype, device=device)
 
     def gradient(self, number: int) -> Tensor:
         """A different random gradient for every ``number``, for nothing: another window of the same noise."""
@@ -68,12 +70,19 @@ class Arena:
         """The pass over memory that everything is compared with."""
         self._residual.add_(gradient)
 
+    def copy(self, gradient: Tensor) -> None:
+        """The pass that a GPU's bandwidth is measured by."""
+        self.out.copy_(gradient)
+
 
 class Case(ABC):
     """One thing to measure."""
 
     operations: ClassVar[tuple[str, ...]]
     name: str
+
+    moved: dict[str, int]
+    """Bytes that each operation must read and write."""
 
     @abstractmethod
     def round(self, number: int, gradient: Tensor) -> dict[str, float]:
@@ -98,23 +107,26 @@ class CodecCase(Case):
         blocks = BlockPlan([spec], compressor, compressor, owners=1, whole_tensors=True)
         plan = blocks.bucket(["weight"], {"weight": 0}, {"weight": 0})
         (part,) = plan.parts
-        self._codec = BlockCodec(compressor, part.table, per_tensor=True)
-        self._payload = torch.zeros(plan.section_nbytes[0], dtype=torch.uint8)
-        self._status = torch.full((1,), PRESENT, dtype=torch.uint8)
-        self._out = arena.out
+        self._codec = BlockCodec(compressor, part.table.to(arena.device), per_tensor=True)
+        self._payload = torch.zeros(plan.section_nbytes[0], dtype=torch.uint8, device=arena.device)
+        self._status = torch.full((1,), PRESENT, dtype=torch.uint8, device=arena.device)
+        self._arena = arena
+        self.moved = dict.fromkeys(self.operations, arena.out.nbytes + self._payload.nbytes)
         if compressor.unbiased:
             self._memory = MemoryView.of(None, arena.gradient(0))
         else:
-            state, zero = torch.zeros(arena.numel, dtype=arena.state_dtype), torch.zeros(1, dtype=torch.int64)
+            state = torch.zeros(arena.numel, dtype=arena.state_dtype, device=arena.device)
+            zero = torch.zeros(1, dtype=torch.int64, device=arena.device)
             self._memory = MemoryView(state, zero, zero, compensate=True, update=True)
+            self.moved["encode"] += 2 * state.nbytes
 
     @override
     def round(self, number: int, gradient: Tensor) -> dict[str, float]:
-        codec, payload, status = self._codec, self._payload, self._status
+        codec, payload, status, arena = self._codec, self._payload, self._status, self._arena
         payload.zero_()  # the codec wants zeros; the exchange gets them from the allocator
         return {
-            "encode": _ms(codec.encode, gradient, self._memory, payload, status, salt=number),
-            "decode": _ms(codec.decode, payload, self._out, status, salt=number),
+            "encode": arena.ms(codec.encode, gradient, self._memory, payload, status, salt=number),
+            "decode": arena.ms(codec.decode, payload, arena.out, status, salt=number),
         }
 
 
@@ -129,27 +141,40 @@ class TorchTopK(Case):
     def __init__(self, ratio: float, arena: Arena) -> None:
         self.name = f"torch.topk_{ratio:g}"
         self._k = max(1, round(ratio * arena.numel))
-        self._magnitudes = torch.empty(arena.numel, dtype=arena.dtype)
+        self._magnitudes = torch.empty(arena.numel, dtype=arena.dtype, device=arena.device)
+        self._arena = arena
+        self.moved = {"encode": self._magnitudes.nbytes}
 
     @override
     def round(self, number: int, gradient: Tensor) -> dict[str, float]:
         torch.abs(gradient, out=self._magnitudes)
-        return {"encode": _ms(torch.topk, self._magnitudes, self._k, sorted=False)}
+        return {"encode": self._arena.ms(torch.topk, self._magnitudes, self._k, sorted=False)}
 
 
 @dataclass
 class Timing:
-    """Milliseconds of an operation and of the memory passes that took turns with it."""
+    """Milliseconds of an operation and of the memory passes that took turns with it.
+
+    ``copied`` and ``moved`` are the bytes that a copy and the operation read and write.
+    """
 
     case: str
     operation: str
     ms: list[float]
     add_ms: list[float]
+    copy_ms: list[float]
+    copied: int
+    moved: int
 
     @property
     def ratio(self) -> float:
         """Least time over least time: what else runs on the machine only ever adds."""
         return min(self.ms) / min(self.add_ms)
+
+    @property
+    def share_of_copy(self) -> float:
+        """Bytes per second over those of a copy: 1 is the memory's bandwidth."""
+        return self.moved / min(self.ms) / (self.copied / min(self.copy_ms))
 
 
 def measure(case: Case, arena: Arena, repeat: int) -> list[Timing]:
@@ -157,18 +182,34 @@ def measure(case: Case, arena: Arena, repeat: int) -> list[Timing]:
     for number in range(WARM_UP):
         arena.add(arena.gradient(number))
         case.round(number, arena.gradient(number))
-    add, rounds = [], []
+    add, copy, rounds = [], [], []
     for number in range(WARM_UP, WARM_UP + repeat):
         gradient = arena.gradient(number)
-        add.append(_ms(arena.add, gradient))
+        add.append(arena.ms(arena.add, gradient))
+        copy.append(arena.ms(arena.copy, gradient))
         rounds.append(case.round(number, gradient))
-    return [Timing(case.name, operation, [r[operation] for r in rounds], add) for operation in case.operations]
+    copied = 2 * arena.out.nbytes
+    return [
+        Timing(case.name, operation, [r[operation] for r in rounds], add, copy, copied, case.moved[operation])
+        for operation in case.operations
+    ]
 
 
 def _ms(work: Callable[..., object], *arguments: object, **options: object) -> float:
     start = time.perf_counter()
     work(*arguments, **options)
     return (time.perf_counter() - start) * 1e3
+
+
+def _cuda_ms(work: Callable[..., object], *arguments: object, **options: object) -> float:
+    """Time on the device alone: it is kept busy until everything is enqueued."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(3_000_000)  # clock cycles, more than a millisecond
+    start.record()
+    work(*arguments, **options)
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
 
 
 def default_rows() -> list[str]:
@@ -228,6 +269,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="kernels.py", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--numel", type=int, default=25_000_000, help="elements of the gradient (default: %(default)s)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="its type (default: %(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="threads of one encode or decode; so far only 1")
     parser.add_argument("--repeat", type=int, default=7, help="measured repetitions (default: %(default)s)")
     parser.add_argument(
@@ -237,6 +279,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.threads != 1:
         parser.error(f"--threads {args.threads}: the codec works on one thread only so far; use --threads 1")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error(
+            "--device cuda: torch finds no CUDA device here; leave the option out to measure the CPU's kernels"
+        )
     for option in ("numel", "repeat"):
         if getattr(args, option) < 1:
             parser.error(f"--{option} must be 1 or more, got {getattr(args, option)}")
@@ -256,7 +302,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     torch.set_num_threads(args.threads)
-    arena = Arena(args.numel, DTYPES[args.dtype])
+    arena = Arena(args.numel, DTYPES[args.dtype], args.device)
     cases = make_cases(args.compressors, arena)
     timings: list[Timing] = []
     with progress(len(cases)) as advance:
@@ -265,36 +311,42 @@ def main(argv: Sequence[str] | None = None) -> None:
             advance(case.name)
     nbytes = args.numel * arena.dtype.itemsize
     columns = ["compressor", "operation", "least ms", "median ms", "ratio to add_", "median ratio", "GB/s"]
+    if args.device == "cuda":
+        columns.append("share of copy")
     table = make_table(_title(args, nbytes, timings), columns, "Ratio and GB/s (of gradient) from the least times.")
     for timing in timings:
-        table.add_row(*_cells(timing, nbytes))
-    raw = [{"compressor": t.case, "op": t.operation, "ms": t.ms, "add_ms": t.add_ms} for t in timings]
+        table.add_row(*_cells(timing, nbytes)[: len(columns)])
+    raw = [
+        {"compressor": t.case, "op": t.operation, "ms": t.ms, "add_ms": t.add_ms, "copy_ms": t.copy_ms} for t in timings
+    ]
     publish(args, [_row(timing, args) for timing in timings], table, ["kernels", *argv], repetitions=raw)
 
 
 def _title(args: argparse.Namespace, nbytes: int, timings: Sequence[Timing]) -> str:
     add = min(ms for timing in timings for ms in timing.add_ms)
     size = f"{args.numel:,} random {args.dtype} ({nbytes / 1e6:g} MB)"
-    return f"{size}, {args.threads} thread; residual.add_(gradient) takes {add:.3g} ms"
+    where = f"{args.threads} thread" if args.device == "cpu" else torch.cuda.get_device_name()
+    return f"{size}, {where}; residual.add_(gradient) takes {add:.3g} ms"
 
 
 def _row(timing: Timing, args: argparse.Namespace) -> Row:
-    return {
+    row: Row = {
         "compressor": timing.case,
         "op": timing.operation,
         "numel": args.numel,
         "dtype": args.dtype,
-        "device": "cpu",
+        "device": args.device,
         "threads": args.threads,
         "ms": round(min(timing.ms), 4),
         "ratio_to_add": round(timing.ratio, 3),
     }
+    return row if args.device == "cpu" else row | {"share_of_copy": round(timing.share_of_copy, 3)}
 
 
 def _cells(timing: Timing, nbytes: int) -> list[str]:
     least, middle = min(timing.ms), median(timing.ms)
-    numbers = (least, middle, timing.ratio, middle / median(timing.add_ms), nbytes / least / 1e6)
-    return [timing.case, timing.operation, *map(short, numbers)]
+    ratios = (timing.ratio, middle / median(timing.add_ms), nbytes / least / 1e6, timing.share_of_copy)
+    return [timing.case, timing.operation, *map(short, (least, middle, *ratios))]
 
 
 if __name__ == "__main__":

@@ -62,6 +62,25 @@ def test_what_is_timed_is_the_exchange_of_the_whole_gradient(dtype: str) -> None
     assert torch.equal(arena.out, arena.gradient(3).float().to(arena.dtype))
 
 
+def test_share_of_copy_counts_every_byte_that_must_move() -> None:
+    arena = kernels.Arena(5000, torch.bfloat16)
+    biased, unbiased = (kernels.CodecCase(*kernels.compressor_of(row), arena) for row in ("quantize_8", "none"))
+    code = 5000 + 4 * 5 + 1  # one byte an element, a scale for each of five blocks, and the header
+    assert biased.moved == {"encode": 2 * 5000 + 2 * 4 * 5000 + code, "decode": 2 * 5000 + code}
+    assert unbiased.moved["encode"] == 2 * 5000 + 4 * 5000 + 1
+    timing = kernels.Timing("a", "encode", ms=[4.0, 3.0], add_ms=[1.0], copy_ms=[2.0, 1.0], copied=100, moved=150)
+    assert timing.share_of_copy == 0.5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_device_rows_have_the_share_of_copy(capsys: pytest.CaptureFixture[str]) -> None:
+    for row in rows_of(capsys, "--device", "cuda", "--compressors", "quantize", "topk"):
+        assert list(row) == [*KEYS, "share_of_copy"]
+        assert row["device"] == "cuda"
+        assert row["share_of_copy"] > 0
+
+
 def test_biased_codes_run_with_error_feedback() -> None:
     arena = kernels.Arena(5000, torch.float32)
     case = kernels.CodecCase(*kernels.compressor_of("quantize_2"), arena)
@@ -79,6 +98,7 @@ def test_biased_codes_run_with_error_feedback() -> None:
     ("arguments", "message"),
     [
         (["--threads", "2"], "use --threads 1"),
+        (["--device", "cuda"], "torch finds no CUDA device here"),
         (["--numel", "0"], "--numel must be 1 or more"),
         (["--repeat", "0"], "--repeat must be 1 or more"),
         (["--dtype", "int8"], "--dtype"),
@@ -89,7 +109,10 @@ def test_biased_codes_run_with_error_feedback() -> None:
         (["--num", "5"], "unrecognized arguments"),
     ],
 )
-def test_a_wrong_argument_is_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_argument_is_named(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as stopped:
         kernels.main(arguments)
     assert stopped.value.code == 2
