@@ -80,7 +80,6 @@ class Case(ABC):
 
     operations: ClassVar[tuple[str, ...]]
     name: str
-
     moved: dict[str, int]
     """Bytes that each operation must read and write."""
 

@@ -72,7 +72,8 @@ def test_kernels_compile_without_a_device(name: str, capability: int, tmp_path: 
         source, target = ASTSource(kernel, signature, fixed), GPUTarget("cuda", capability, 32)
         ptx = triton.compile(source, target=target, options=options).asm["ptx"]
         assert f".target sm_{capability}" in ptx
-        assert "fma.rn" not in ptx, "a fused multiply-add rounds otherwise than the reference"
+        for word in ("fma.rn", "div.full", ".approx"):
+            assert word not in ptx, f"{word} rounds otherwise than the reference"
 
 
 def test_without_triton_the_torch_functions_run_and_a_warning_says_so(monkeypatch, caplog) -> None:
