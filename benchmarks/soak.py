@@ -28,8 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.methods import make_exchange
 from benchmarks.report import Row, add_output_options, make_table, publish, short
-from lightning_compress.planner.progress import progress
 from lightning_compress.checkpoint import replaced_at_once
+from lightning_compress.planner.progress import progress
 from lightning_compress.state import SIDES, merge
 
 METHODS = ("compressed", "compressed_topk", "compressed_onebit")

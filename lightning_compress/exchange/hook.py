@@ -16,6 +16,7 @@ from lightning_compress.exchange.debt import Debt
 from lightning_compress.exchange.dense import DenseRule
 from lightning_compress.exchange.momenta import Momenta, agreed_settings
 from lightning_compress.exchange.runtime import Runtime, compile_for
+from lightning_compress.exchange.sampling import sample_norms
 from lightning_compress.exchange.settings import ExchangeName, ExchangeSettings, Memory, MemoryName
 from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.memory.error_feedback import ErrorFeedback
@@ -198,14 +199,33 @@ class GradientExchange:
         """Figures of this rank since the start, and of the last step.
 
         Returns:
-            steps (exchanges, see ``start_step``); bytes_sent and bytes_received (on the wire, everything counted);
+            steps (exchanges, see ``start_step``); skipped_steps (by the loss scaler);
+            bytes_sent and bytes_received (on the wire, everything counted);
             dense_bytes (what a ring all-reduce of the same gradients sends); buffer_bytes (of the buffers, such as batch
             norm's, that DDP itself has broadcast before forwards: not part of bytes_sent); ratio = dense_bytes /
             bytes_sent; encode_seconds, decode_seconds, wait_seconds (waiting for collectives, summed over the pipeline's
             stages: much of it is hidden behind backward); density (share of the elements of large tensors that the last
             step could send; 1 for codes without a density); ``last``: the same of the last step.
         """
+        if self._runtime is not None:
+            self._runtime.settle()
         return {**self._stats.as_dict(), "density": self._density()}
+
+    def planned_ratio(self) -> float:
+        """The ratio that the plan promises for the last step if the whole model is one bucket.
+
+        1 before ``attach``, on one rank, and in dense steps.
+        """
+        return 1.0 if self._runtime is None else self._runtime.exchange.planned_ratio(max(0, self._step - 1))
+
+    def residual_norms(self) -> tuple[float, float] | None:
+        """Norms of the same few thousand elements of this rank's residuals and of the gradients in ``.grad``.
+
+        Best read between backward and the optimizer's step. None where nothing is remembered or no gradient is there.
+        """
+        if self._runtime is None:
+            return None
+        return sample_norms(self._runtime.exchange.memories, self._runtime.exchange.parameters)
 
     @property
     def step(self) -> int:

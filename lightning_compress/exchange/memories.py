@@ -62,17 +62,21 @@ class Memories:
         for store in self.stores.values():
             store.commit(names, taken)
 
-    def settle(self, scale: float | Tensor) -> None:
+    def settle(self, scale: float | Tensor) -> Tensor | bool:
         """Forgets what was written for a step that the loss scaler has skipped: it lowers its scale exactly then.
 
         What no optimizer has used yet stays open. With a device tensor the comparison stays on the device.
+
+        Returns:
+            Whether a step was skipped since the last call.
         """
         if not self._transactional:
-            return
-        if self._last_scale is not None:
-            for store in self.stores.values():
-                store.forget(scale < self._last_scale)
+            return False
+        skipped = self._last_scale is not None and scale < self._last_scale
+        for store in self.stores.values():
+            store.forget(skipped)
         self.watch(scale)
+        return skipped
 
     def watch(self, scale: float | Tensor) -> None:
         """Compares the loss scale with this one from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ class RankExchange:
         self.rank, self.world_size, self.stats = rank, world_size, stats
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._module, self._steps_per_epoch = module, steps_per_epoch
+        self._planned: dict[float | None, float] = {}
         self._plans: dict[float | None, BlockPlan] = {}
         self._topologies: dict[tuple[float | None, tuple[str, ...]], Topology] = {}
         self.plan = self._plan_at(None)
@@ -117,6 +119,15 @@ class RankExchange:
         job = BucketJob(buffer, on_device, step, scale, worker, owner, self.stats, correction, self._watch)
         return topology.run_dense(job) if density == 1.0 else topology.run(job)
 
+    def planned_ratio(self, step: int) -> float:
+        """Dense bytes / planned bytes of a step in which the whole model is one bucket; 1 where it is exchanged dense."""
+        density = self.density(step)
+        if density == 1.0 or self.world_size == 1:
+            return 1.0
+        if density not in self._planned:
+            self._planned[density] = self._plan_ratio(density)
+        return self._planned[density]
+
     def state(self) -> dict[str, Any]:
         """This rank's memories (see ``state.local_state``)."""
         state = local_state(self.memories, self.plan, self.parameters, self.rank, self.world_size)
@@ -147,6 +158,16 @@ class RankExchange:
             plan = BlockPlan(specs, settings.compressor, settings.dense_compressor, owners, topology.whole_tensors)
             self._plans[density] = plan
         return self._plans[density]
+
+    def _plan_ratio(self, density: float | None) -> float:
+        assert self.settings.topology is not None
+        plan = self._plan_at(density)
+        names, nowhere = tuple(plan.worker_sizes()), dict.fromkeys(plan.worker_sizes(), 0)
+        bucket = plan.bucket(names, nowhere, nowhere)
+        topology = self.settings.topology(bucket, self.rank, self.world_size, torch.device("cpu"))
+        sent = sum(each.wire_bytes(self.rank, self.world_size)[0] for each in topology.planned())
+        dense = sum(self.parameters[name].nbytes for name in names)
+        return float(Fraction(2 * (self.world_size - 1) * dense, self.world_size) / sent) if sent else 1.0
 
     def _topology(self, density: float | None, names: tuple[str, ...], buffer: Tensor) -> Topology:
         key = (density, names)

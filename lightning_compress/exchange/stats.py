@@ -23,6 +23,7 @@ class ExchangeStats:
 
     def __init__(self) -> None:
         self.steps = 0
+        self._skipped: Tensor | int = 0
         self._lock = threading.Lock()
         self._total = _Tally()
         self._last = _Tally()
@@ -36,6 +37,11 @@ class ExchangeStats:
             self._last = _Tally()
             buffers, self._buffers = self._buffers, Fraction(0)
         self._add(buffers=buffers)
+
+    def count_skipped(self, skipped: Tensor | bool) -> None:
+        """Notes whether the loss scaler has skipped a step; on CUDA the count stays on the device until it is read."""
+        with self._lock:
+            self._skipped = self._skipped + skipped
 
     def count_dense(self, buffer: Tensor, world_size: int) -> None:
         """Notes a bucket that plain DDP would have all-reduced."""
@@ -75,7 +81,8 @@ class ExchangeStats:
         """The figures under their public names; bytes are integers, times are seconds."""
         self._read_events()
         with self._lock:
-            return {"steps": self.steps, **self._total.as_dict(), "last": self._last.as_dict()}
+            steps = {"steps": self.steps, "skipped_steps": int(self._skipped)}
+            return {**steps, **self._total.as_dict(), "last": self._last.as_dict()}
 
     def _add(self, **amounts: Fraction | float) -> None:
         with self._lock:

@@ -93,6 +93,10 @@ class Topology(ABC):
         return 1
 
     @abstractmethod
+    def planned(self) -> list[Collective]:
+        """The collectives of one exchange, without content (on torch's meta device): what they put on the wire."""
+
+    @abstractmethod
     def run(self, job: BucketJob) -> Steps:
         """Exchanges the job's bucket in place; yields each collective when it may be issued."""
 
@@ -181,6 +185,10 @@ class ReduceAll(Topology):
         self._codecs = [self._codec(part, payload=part.table[:, col.PAYLOAD] + shift) for part in plan.parts]
 
     @override
+    def planned(self) -> list[Collective]:
+        return [AllReduce(_planned(self._nbytes))]
+
+    @override
     def run(self, job: BucketJob) -> Steps:
         payload = self._zeros(self._nbytes)
         with job.stats.time("encode", self.device):
@@ -205,6 +213,11 @@ class GatherAll(Topology):
     def __init__(self, plan: BucketPlan, rank: int, world_size: int, device: torch.device) -> None:
         super().__init__(plan, rank, world_size, device)
         self._codecs = [self._codec(part) for part in plan.parts]
+
+    @override
+    def planned(self) -> list[Collective]:
+        nbytes = self.plan.section_nbytes[0]
+        return [AllGather(_planned(nbytes), _planned(nbytes * self.world_size))]
 
     @override
     def run(self, job: BucketJob) -> Steps:
@@ -256,6 +269,14 @@ class TwoWay(Topology):
         return world_size
 
     @override
+    def planned(self) -> list[Collective]:
+        sections, ranks = self.plan.section_nbytes, self.world_size
+        return [
+            AllToAll(_planned(sum(sections)), _planned(self._mine * ranks), sections),
+            AllGather(_planned(self._answer), _planned(self._answer * ranks)),
+        ]
+
+    @override
     def run(self, job: BucketJob) -> Steps:
         send, received = self._zeros(sum(self.plan.section_nbytes)), self._empty(self._mine * self.world_size)
         with job.stats.time("encode", self.device):
@@ -289,6 +310,10 @@ class TwoWay(Topology):
             if job.owner is not None:
                 job.owner.mark_written(status == col.PRESENT)
             self._write_headers(answer, [0], status)
+
+
+def _planned(nbytes: int) -> Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, device="meta")
 
 
 TOPOLOGIES: dict[str, type[Topology]] = {cls.name: cls for cls in (ReduceAll, GatherAll, TwoWay)}

@@ -110,6 +110,7 @@ OTHER_ROOT = """
         trainer.fit(Model(), data)
         assert isinstance(trainer.strategy, pl.strategies.DDPStrategy)
         assert trainer.strategy.exchange.stats()["ratio"] > 10
+        assert trainer.callback_metrics["comm/total_bytes_sent"] > 0
         print("done")
 """
 
