@@ -41,7 +41,7 @@ def hook(state: Any, bucket: Any) -> Any:
         ({"timeout": timedelta(0)}, ["timeout", "positive"]),
         ({"verify_every": -1}, ["verify_every", "-1"]),
     ],
-    ids=str,
+    ids=" ".join,  # the names: object addresses would differ between the processes that run tests
 )
 def test_what_cannot_be_honoured_is_refused_by_name(arguments: dict[str, Any], names_and_remedy: list[str]) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011 (the parts of its message are checked below)

@@ -100,6 +100,7 @@ def make_trainer(strategy: Any, **options: Any) -> pl.Trainer:
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "enable_checkpointing": False,
+        "log_every_n_steps": 1,
     }
     return pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, **{**quiet, **options})
 
