@@ -1,6 +1,7 @@
 """Bytes that a rank puts on the wire in one step, everything counted: from the exchange's own plans, without any network.
 
-python benchmarks/wire_bytes.py [--models resnet50 ...] [--methods compressed_dgc ...] [--hosts 2 8] [--json] [--save]
+python benchmarks/wire_bytes.py [--models resnet50 ...] [--methods compressed_dgc ...] [--hosts 2 8] [--ranks-per-host 8]
+    [--json] [--save]
 """
 
 from __future__ import annotations
@@ -8,30 +9,30 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 if not __package__:  # run as a script: this folder's kernels.py must not hide the package `kernels` from transformers
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from benchmarks.methods import SETTINGS, make_exchange, ring_nbytes
 from benchmarks.report import Row, add_output_options, make_table, publish, short
 from benchmarks.workloads import WORKLOADS
-from lightning_compress.exchange.collectives import AllReduce
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.exchange.rank import RankExchange
 from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.exchange.stats import ExchangeStats
-from lightning_compress.kernels.table import ABSENT, PARAMETER
+from lightning_compress.kernels.table import PARAMETER
 from lightning_compress.planner.progress import progress
 
 METHODS = tuple(SETTINGS)
 STEP = 10**9
 """A step after every warm-up: the bytes of the long run."""
 _MB = 1 << 20
+_FLAT_ONLY = "compressed_dgc"
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Wire:
 
     Attributes:
         sent: What a rank puts on the wire, the mean over the ranks.
+        between: The part of it that leaves the host.
         exchange: How payloads travel.
         coded: Codes of the large tensors in one rank's payload.
         small: Codes of the small ones.
@@ -47,27 +49,36 @@ class Wire:
     """
 
     sent: int
+    between: int
     exchange: str
     coded: int
     small: int
     headers: int
 
 
-def count(model: nn.Module, settings: ExchangeSettings, world_size: int, bucket_mb: float = 25.0) -> Wire:
+def count(
+    model: nn.Module, settings: ExchangeSettings, world_size: int, bucket_mb: float = 25.0, ranks_per_host: int = 1
+) -> Wire:
     """Counts a step of ``model`` on ``world_size`` ranks in buckets as DDP makes them.
 
-    Each rank's own exchange is asked, one after the other, for the collectives it issues. No parameter takes part, so
-    nothing is computed; sizes do not depend on values.
+    Each rank's own exchange is asked, one after the other, for the collectives it plans: sizes do not depend on values.
     """
     buckets = ddp_buckets(model, bucket_mb)
+    nodes = Nodes.of([rank // ranks_per_host for rank in range(world_size)])
     stats = [ExchangeStats() for _ in range(world_size)]
     for rank in range(world_size):
-        exchange = RankExchange(settings, model, rank, world_size, stats[rank], steps_per_epoch=1)
+        exchange = RankExchange(settings, model, rank, nodes, stats[rank], steps_per_epoch=1)
         for names in buckets:
-            _issue(exchange, names, stats[rank])
-    sent = round(sum(each.as_dict()["bytes_sent"] for each in stats) / world_size)
+            for collective in exchange.planned(names, STEP):
+                stats[rank].count_wire(collective, *nodes.position(collective.level, rank))
+    sent, between = (
+        round(sum(each.as_dict()[key] for each in stats) / world_size) for key in ("bytes_sent", "bytes_between_nodes")
+    )
     topology = exchange.settings.topology
-    return Wire(sent, topology.name if topology else "all_reduce", *_payload(exchange, buckets))
+    name = topology.name if topology else "all_reduce"
+    if exchange.settings.hierarchical:
+        name = f"hierarchical_{name}"
+    return Wire(sent, between, name, *_payload(exchange, buckets))
 
 
 def ddp_buckets(model: nn.Module, bucket_mb: float) -> list[tuple[str, ...]]:
@@ -78,23 +89,13 @@ def ddp_buckets(model: nn.Module, bucket_mb: float) -> list[tuple[str, ...]]:
     return [tuple(named[index][0] for index in bucket) for bucket in assigned]
 
 
-def _issue(exchange: RankExchange, names: tuple[str, ...], stats: ExchangeStats) -> None:
-    parameters = [exchange.parameters[name] for name in names]
-    buffer = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype)
-    status = torch.full((len(names),), ABSENT, dtype=torch.uint8)
-    for collective in exchange.steps(buffer, names, status, STEP, 1.0):
-        stats.count_wire(collective, exchange.rank, exchange.world_size)
-        if not isinstance(collective, AllReduce):
-            collective.receive.zero_()  # as if everybody had sent "absent"
-
-
 def _payload(exchange: RankExchange, buckets: Iterable[tuple[str, ...]]) -> tuple[int, int, int]:
     """Bytes of coded blocks, of small tensors and of headers in one rank's payload."""
     nowhere = dict.fromkeys(exchange.parameters, 0)
     coded = small = headers = 0
     for names in buckets:
         plan = exchange.plan.bucket(names, nowhere, nowhere)
-        for part in plan.parts:
+        for part in (part for part in plan.parts if len(part.table)):
             nbytes = int(part.code_nbytes().sum())
             if plan.spans[int(part.table[0, PARAMETER])].dense:
                 small += nbytes
@@ -109,15 +110,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="wire_bytes.py", description=__doc__.splitlines()[0], allow_abbrev=False)
     models = [name for name in WORKLOADS if name != "tiny"]
     parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=models, help="default: %(default)s")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="default: all")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, help="default: all that can")
     parser.add_argument(
-        "--hosts", nargs="+", type=int, default=[2, 8], metavar="N", help="numbers of ranks (default: 2 8)"
+        "--hosts", nargs="+", type=int, default=[2, 8], metavar="N", help="numbers of hosts (default: 2 8)"
+    )
+    parser.add_argument(
+        "--ranks-per-host", type=int, default=1, metavar="K", help="more than 1: the hierarchical exchange (default: 1)"
     )
     parser.add_argument("--bucket-mb", type=float, default=25.0, help="DDP's bucket_cap_mb (default: %(default)s)")
     add_output_options(parser)
     args = parser.parse_args(argv)
     if min(args.hosts) < 2:
         parser.error(f"--hosts must be 2 or more, got {min(args.hosts)}")
+    if args.ranks_per_host < 1:
+        parser.error(f"--ranks-per-host must be 1 or more, got {args.ranks_per_host}")
+    possible = [method for method in METHODS if args.ranks_per_host == 1 or method != _FLAT_ONLY]
+    args.methods = args.methods or possible
+    if not set(args.methods) <= set(possible):
+        parser.error(f"{_FLAT_ONLY} needs --ranks-per-host 1: momentum correction keeps every rank's own velocity")
     if args.bucket_mb <= 0:
         parser.error(f"--bucket-mb must be positive, got {args.bucket_mb}")
     return args
@@ -132,11 +142,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in args.models:
             model = WORKLOADS[name].model()
             for method in args.methods:
-                for world_size in args.hosts:
-                    rows.append(row(name, model, method, world_size, args.bucket_mb))
-                    advance(f"{name}, {method}, {world_size} ranks")
-    columns = ["model", "method", "ranks", "exchange", "bytes per step", "times less", "than fp16", "small tensors"]
-    caption = "Of one rank. Times less than a ring all-reduce of fp32, and of fp16. Small tensors: their share of the payload."
+                for hosts in args.hosts:
+                    rows.append(row(name, model, method, hosts, args.ranks_per_host, args.bucket_mb))
+                    advance(f"{name}, {method}, {hosts} hosts")
+    columns = ["model", "method", "ranks", "exchange", "bytes per step", "between hosts"]
+    columns += ["times less", "than fp16", "small tensors"]
+    caption = (
+        "Of one rank. Times less between hosts than a ring all-reduce of fp32, and of fp16, among the ranks with the same "
+        "place on every host. Small tensors: their share of the payload."
+    )
     table = make_table("Bytes on the wire, everything counted", columns, caption)
     for r in rows:
         cells = (
@@ -144,17 +158,23 @@ def main(argv: Sequence[str] | None = None) -> None:
             str(r["ranks"]),
             r["exchange"],
             f"{r['bytes_per_step']:,}",
-            short(r["ratio"]),
+            f"{r['bytes_between_hosts']:,}",
+            short(r["ratio_between_hosts"]),
             short(r["ratio_to_fp16"]),
         )
         table.add_row(r["model"], *cells, f"{100 * r['small_bytes'] / r['payload_bytes']:.0f} %")
     publish(args, rows, table, ["wire_bytes", *argv])
 
 
-def row(name: str, model: nn.Module, method: str, world_size: int, bucket_mb: float) -> Row:
+def row(name: str, model: nn.Module, method: str, hosts: int, ranks_per_host: int, bucket_mb: float) -> Row:
     """One line of the result."""
-    wire = count(model, make_exchange(method).settings, world_size, bucket_mb)
-    dense = ring_nbytes(sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad), world_size)
+    world_size = hosts * ranks_per_host
+    settings = make_exchange(method).settings
+    wire = count(model, replace(settings, hierarchical=ranks_per_host > 1), world_size, bucket_mb, ranks_per_host)
+    gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    dense = ring_nbytes(gradients, world_size)
+    # each place on the hosts has a ring of its own for its share
+    dense_between = ring_nbytes(gradients, hosts) / ranks_per_host
     return {
         "model": name,
         "method": method,
@@ -163,7 +183,10 @@ def row(name: str, model: nn.Module, method: str, world_size: int, bucket_mb: fl
         "bytes_per_step": wire.sent,
         "dense_bytes": dense,
         "ratio": round(dense / wire.sent, 2),
-        "ratio_to_fp16": round(dense / 2 / wire.sent, 2),
+        "ranks_per_host": ranks_per_host,
+        "bytes_between_hosts": wire.between,
+        "ratio_between_hosts": round(dense_between / wire.between, 2),
+        "ratio_to_fp16": round(dense_between / 2 / wire.between, 2),
         "payload_bytes": wire.coded + wire.small + wire.headers,
         "coded_bytes": wire.coded,
         "small_bytes": wire.small,

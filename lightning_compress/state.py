@@ -5,7 +5,9 @@ were:
 
 - ``worker``: the residual of every rank (mode "exact"), or one mean of them (mode "mean");
 - ``velocity``: under momentum correction, the velocities in the same way;
-- ``owner``: the owners' residuals put together into one tensor: each element has exactly one owner.
+- ``owner``: the owners' residuals put together into one tensor: each element has exactly one owner;
+- ``nodes``: in a hierarchical exchange a node is one worker, and each of its ranks holds a shard of the residual; the
+  rest of its tensor is zero.
 
 What is owed to the model is mean(worker) + owner. It is the same sum on any number of ranks: after a change of world size
 every rank starts from the mean of the worker residuals, and the owner residual is dealt out anew.
@@ -21,10 +23,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_compress.memory.layout import bucket_strides
+from lightning_compress.memory.layout import bucket_strides, real_numel
 
 if TYPE_CHECKING:
     from lightning_compress.exchange.memories import Memories
+    from lightning_compress.exchange.nodes import Nodes
     from lightning_compress.exchange.plan import BlockPlan
 
 VERSION = 1
@@ -49,23 +52,26 @@ def lost_state(step: int) -> dict[str, Any]:
     return {**empty_state(), "step": step, "interrupted": True}
 
 
-def local_state(
-    memories: Memories, plan: BlockPlan, parameters: Parameters, rank: int, world_size: int
-) -> dict[str, Any]:
+def local_state(memories: Memories, plan: BlockPlan, parameters: Parameters, rank: int, nodes: Nodes) -> dict[str, Any]:
     """The state of one rank, without any communication: ``merge`` puts those of all ranks together."""
     worker, velocity, owner = {}, {}, {}
+    number, _ = nodes.position("nodes", rank)
     for name, parameter in parameters.items():
         if (mine := memories.read("worker", name, parameter.dtype)) is not None:
+            if nodes.size > 1:
+                shard, mine = mine, mine.new_zeros(real_numel(parameter))
+                mine[plan.held(name)] = shard
             worker[name] = [_to_shape(mine, parameter)]
         if (speed := memories.read("velocity", name, parameter.dtype)) is not None and len(speed):
             velocity[name] = [_to_shape(speed, parameter)]
         if (owned := memories.read("owner", name, parameter.dtype)) is not None and not plan.compressor(name).unbiased:
-            whole = owned.new_zeros(plan.numel(name))
-            whole[plan.owned_elements(name, rank).to(owned.device)] = owned
+            whole = owned.new_zeros(real_numel(parameter))
+            whole[plan.owned_elements(name, number).to(owned.device)] = owned
             owner[name] = _to_shape(whole, parameter)
     return {
         "version": VERSION,
-        "world_size": world_size,
+        "world_size": nodes.world_size,
+        "nodes": [list(ranks) for ranks in nodes.members],
         "ranks": [rank],
         "worker": worker,
         "velocity": velocity,
@@ -108,7 +114,9 @@ def gather_state(local: dict[str, Any], mode: SaveMode) -> dict[str, Any] | None
         mode = "mean"
     per_rank = {
         side: {
-            name: [_reduce(residual) / world_size] if mode == "mean" else _gather(residual, rank, world_size)
+            name: [_reduce(residual) * _shards(local) / world_size]
+            if mode == "mean"
+            else _gather(residual, rank, world_size)
             for name, (residual,) in local[side].items()
         }
         for side in PER_RANK
@@ -117,23 +125,30 @@ def gather_state(local: dict[str, Any], mode: SaveMode) -> dict[str, Any] | None
     owner = {name: _reduce(residual) for name, residual in local["owner"].items()}
     if rank != 0:
         return None
-    ranks = list(range(world_size)) if mode == "exact" else []
-    return {**local, **per_rank, "ranks": ranks, "owner": owner, "norms": torch.cat(norms).tolist()}
+    whole = {**local, **per_rank, "owner": owner, "norms": torch.cat(norms).tolist()}
+    if mode == "exact":
+        return {**whole, "ranks": list(range(world_size))}
+    return {**whole, "ranks": [], "nodes": [[rank] for rank in range(world_size)]}
 
 
-def share_owners(local: dict[str, Any], group: Any) -> dict[str, Any]:
+def share(local: dict[str, Any], group: Any) -> dict[str, Any]:
     """One rank's state with the owners' residuals of all ranks, to go on with where blocks get other owners.
 
-    Called on all ranks of ``group``.
+    In a hierarchical exchange also with all shards of its node's residual, which are cut otherwise then. Called on all ranks of
+    ``group``.
     """
-    owner = {name: residual.to(_device(), copy=True) for name, residual in local["owner"].items()}
-    for residual in owner.values():
-        dist.all_reduce(residual, group=group)
-    return {**local, "owner": {name: residual.cpu() for name, residual in owner.items()}}
+    worker, (rank,) = dict(local["worker"]), local["ranks"]
+    for node in local["nodes"] if _shards(local) > 1 else []:
+        for name, (shard,) in local["worker"].items():
+            of_node = _sum(shard if rank in node else torch.zeros_like(shard), group)
+            if rank in node:
+                worker[name] = [of_node]
+    owner = {name: _sum(residual, group) for name, residual in local["owner"].items()}
+    return {**local, "worker": worker, "owner": owner}
 
 
 def restore(
-    state: Mapping[str, Any], memories: Memories, plan: BlockPlan, parameters: Parameters, rank: int, world_size: int
+    state: Mapping[str, Any], memories: Memories, plan: BlockPlan, parameters: Parameters, rank: int, nodes: Nodes
 ) -> None:
     """Fills one rank's memories from a state of all ranks, or from its own; what they held is forgotten.
 
@@ -153,7 +168,8 @@ def restore(
         )
     if not any(state[side] for side in SIDES):
         return
-    exact = _check(state, world_size, rank)
+    exact = _check(state, nodes, rank)
+    number, _ = nodes.position("nodes", rank)
     lost = [
         side for side in SIDES if any(float(abs(r).max()) for r in _tensors(state[side])) and not memories.holds(side)
     ]
@@ -173,11 +189,13 @@ def restore(
         for side in PER_RANK:
             residuals = state[side].get(name)
             if residuals is not None and _fits(residuals[0], parameter, name):
-                own = residuals[state["ranks"].index(rank)] if exact else torch.stack(residuals).mean(0)
-                memories.write(side, name, parameter, _to_memory(own, parameter))
+                own = (
+                    residuals[state["ranks"].index(rank)] if exact else torch.stack(residuals).mean(0) * _shards(state)
+                )
+                memories.write(side, name, parameter, _to_memory(own, parameter)[plan.held(name)])
         residual = state["owner"].get(name)
         if residual is not None and _fits(residual, parameter, name) and not plan.compressor(name).unbiased:
-            owned = _to_memory(residual, parameter)[plan.owned_elements(name, rank)]
+            owned = _to_memory(residual, parameter)[plan.owned_elements(name, number)]
             memories.write("owner", name, parameter, owned)
 
 
@@ -185,23 +203,31 @@ def _tensors(side: Mapping[str, Any]) -> list[Tensor]:
     return [t for value in side.values() for t in (value if isinstance(value, list) else [value]) if t.numel()]
 
 
-def _check(state: Mapping[str, Any], world_size: int, rank: int) -> bool:
+def _shards(state: Mapping[str, Any]) -> int:
+    """Ranks that hold a worker's residual between them: those of a node, in a hierarchical exchange."""
+    return len(state["nodes"][0]) if "nodes" in state else 1
+
+
+def _check(state: Mapping[str, Any], nodes: Nodes, rank: int) -> bool:
     """Whether each rank can take its own residual out of ``state``."""
+    world_size = nodes.world_size
+    same_shards = state.get("nodes", [[rank] for rank in range(world_size)]) == [list(ranks) for ranks in nodes.members]
     if state.get("version") != VERSION:
         raise ValueError(
             f"This state has version {state.get('version')!r}, this lightning-compress reads version {VERSION}."
         )
-    if state["world_size"] == world_size and rank in state["ranks"]:
+    if state["world_size"] == world_size and rank in state["ranks"] and same_shards:
         return True
     if state["ranks"] and len(state["ranks"]) < state["world_size"]:
         raise ValueError(
             f"This state is that of ranks {state['ranks']} of {state['world_size']}; rank {rank} of {world_size} needs those "
             "of all ranks: put them together with lightning_compress.state.merge([...])."
         )
-    if state["world_size"] != world_size and rank == 0:
+    if rank == 0 and (state["world_size"] != world_size or not same_shards):
+        where = "" if same_shards or state["world_size"] != world_size else " on other nodes"
         warnings.warn(
-            f"The residuals of {state['world_size']} ranks are redistributed over {world_size}: what is owed to the model "
-            "is kept, but the run is not the one that an unchanged number of ranks would have given.",
+            f"The residuals of {state['world_size']} ranks are redistributed over {world_size}{where}: what is owed to the "
+            "model is kept, but the run is not the one that an unchanged number of ranks would have given.",
             stacklevel=3,
         )
     return False
@@ -249,6 +275,12 @@ def _gather(tensor: Tensor, rank: int, world_size: int) -> list[Tensor]:
     received = [torch.empty_like(sent) for _ in range(world_size)] if rank == 0 else None
     dist.gather(sent, received, dst=0)
     return [part.cpu() for part in received or []]
+
+
+def _sum(tensor: Tensor, group: Any) -> Tensor:
+    total = tensor.to(_device(), copy=True)
+    dist.all_reduce(total, group=group)
+    return total.cpu()
 
 
 def _reduce(tensor: Tensor) -> Tensor:

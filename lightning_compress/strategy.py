@@ -72,8 +72,8 @@ class CompressionGlue(DDPStrategy):
             README's table for what each costs.
         memory: "auto" (error feedback for biased compressors), "none", "error_feedback", or an ``ErrorFeedback`` or
             ``MomentumCorrection`` instance.
-        exchange: "auto" (all_reduce where payloads can be added, else two_way), "all_reduce", "all_gather" or
-            "two_way".
+        exchange: "auto" (all_reduce where payloads can be added, else two_way), "all_reduce", "all_gather", "two_way" or
+            "hierarchical" (dense inside a node, compressed between nodes).
         dense: How norms, biases and other small tensors travel: "auto", a code, a size in bytes, or a ``DenseRule``.
         start_step: Exchanges that are dense before compression begins. An exchange is a backward whose gradients are
             synchronized: one per optimizer step, however many batches it accumulates, but two where two backwards are
@@ -281,6 +281,7 @@ class CompressionGlue(DDPStrategy):
             timeout=self._timeout,
             steps_per_epoch=steps,
             optimizers=self.optimizers,
+            ranks_per_node=self.num_processes,
         )
 
     def _steps_per_epoch(self) -> int | None:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_compress import register_comm_hook
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.exchange.rank import RankExchange
 from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.exchange.stats import ExchangeStats
@@ -99,7 +100,7 @@ def test_what_is_owed_is_conserved_over_changes_of_the_world_size() -> None:
 @pytest.mark.parametrize("broken", ["version", "world_size", "ranks", "worker", "velocity", "owner"])
 def test_a_damaged_state_is_named(broken: str) -> None:
     settings = ExchangeSettings.make()
-    exchange = RankExchange(settings, make_model(), 0, 1, ExchangeStats())
+    exchange = RankExchange(settings, make_model(), 0, Nodes.alone(1), ExchangeStats())
     state = exchange.state() | {"worker": {"0.weight": [torch.ones(200, 100)]}}
     exchange.restore(state)
     del state[broken]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -15,8 +16,15 @@ from typing_extensions import override
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
+Level = Literal["world", "node", "nodes"]
+"""Among whom a collective runs: all ranks, those of one node, or those with the same place in every node."""
+
+
+@dataclass(kw_only=True)
 class Collective(ABC):
     """One collective of one rank; ``start`` issues it on a process group and returns the work to wait for."""
+
+    level: Level = "world"
 
     @abstractmethod
     def start(self, group: dist.ProcessGroup) -> dist.Work:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightning_compress.exchange.rank import RankExchange
 from lightning_compress.kernels.table import PRESENT
+from lightning_compress.memory.layout import real_numel
 
 _SIDES = ("worker", "owner")
 
@@ -17,7 +18,8 @@ def repay(exchange: RankExchange, names: Sequence[str], status: Tensor, buffer: 
     """Adds what ``exchange`` owes for a bucket's parameters to this rank's gradient, and forgets it there.
 
     What is owed to the model is mean(worker residuals) + owner residual. The gradients will be averaged over the N ranks, so
-    each adds its worker residual, and N times what it owes as an owner.
+    each adds its worker residual, and N times what it owes as an owner. In a hierarchical exchange a node is the worker: each
+    of its ranks adds its shard of the node's residual, as many times as the node has ranks.
 
     Args:
         exchange: The one that ended.
@@ -29,8 +31,9 @@ def repay(exchange: RankExchange, names: Sequence[str], status: Tensor, buffer: 
     if buffer.is_sparse:
         return
     place = 0
+    number, _ = exchange.nodes.position("nodes", exchange.rank)
     for name, seen in zip(names, status.tolist(), strict=True):
-        size = exchange.plan.numel(name)
+        size = real_numel(exchange.parameters[name])
         part = buffer[place : place + size]
         place += size
         for side in _SIDES if seen == PRESENT else ():
@@ -38,9 +41,9 @@ def repay(exchange: RankExchange, names: Sequence[str], status: Tensor, buffer: 
             if owed is None or not len(owed):
                 continue
             if side == "worker":
-                part += (scale * owed).to(part.dtype)
+                part[exchange.plan.held(name)] += (scale * exchange.nodes.size * owed).to(part.dtype)
             else:
-                mine = exchange.plan.owned_elements(name, exchange.rank).to(part.device)
+                mine = exchange.plan.owned_elements(name, number).to(part.device)
                 part.index_add_(0, mine, (scale * exchange.world_size * owed).to(part.dtype))
 
 

@@ -22,7 +22,7 @@ from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.memory.error_feedback import ErrorFeedback
 from lightning_compress.memory.shared_momentum import SharedMomentum
 from lightning_compress.schedule import DensityWarmup
-from lightning_compress.state import empty_state, share_owners
+from lightning_compress.state import empty_state, share
 
 
 class GradientExchange:
@@ -41,7 +41,8 @@ class GradientExchange:
             ``MomentumCorrection`` instance.
         exchange: "auto" (all_reduce where payloads can be added, else two_way; under momentum correction whichever of
             two_way and all_gather sends less), "all_reduce", "all_gather" (only for a few ranks: its traffic grows
-            with their number) or "two_way".
+            with their number), "two_way", or "hierarchical": dense inside every node and compressed between the nodes, by
+            all_reduce where payloads can be added and else by two_way; "hierarchical_all_gather" and the like choose it.
         dense: How norms, biases and other small tensors travel: "auto", a code, a size in bytes, or a ``DenseRule``.
         start_step: Exchanges that are dense before compression begins. An exchange is a backward whose gradients are
             synchronized: one per optimizer step, however many batches it accumulates, but two where two backwards are
@@ -88,6 +89,7 @@ class GradientExchange:
         timeout: timedelta | None = None,
         steps_per_epoch: int | None = None,
         optimizers: Sequence[torch.optim.Optimizer] = (),
+        ranks_per_node: int | None = None,
     ) -> GradientExchange:
         """Takes over the gradient exchange of ``ddp``; called on all ranks.
 
@@ -100,6 +102,8 @@ class GradientExchange:
             timeout: Of the exchange's own process groups; None: that of ``ddp``'s group.
             steps_per_epoch: Optimizer steps of an epoch, for a schedule that counts epochs.
             optimizers: The model's; settings that a ``CompressedAdam`` brings along complete the exchange's own.
+            ranks_per_node: For a hierarchical exchange; None: torchrun's LOCAL_WORLD_SIZE, else ranks are asked for the name
+                of their host.
 
         Raises:
             ValueError: ``ddp`` cannot be served; the message says why and what to do.
@@ -127,7 +131,7 @@ class GradientExchange:
             memories = previous.exchange.memories
         elif previous is not None and self._restored is None:
             self._step = 0  # another model
-        arguments = (grad_scaler, timeout, steps_per_epoch, memories, Momenta(optimizers), self._debts)
+        arguments = (grad_scaler, timeout, steps_per_epoch, memories, Momenta(optimizers), self._debts, ranks_per_node)
         self._runtime, self._debts = Runtime(self.settings, self._stats, ddp, *arguments), []
         if not hooks:
             ddp.register_comm_hook(None, self._hook)
@@ -136,7 +140,7 @@ class GradientExchange:
             self._restored = None
         elif previous is not None and memories is not None and self._runtime.exchange.memories is not memories:
             # other parameters are trained than before, or a loss scaler has come or gone: by name
-            self._runtime.exchange.restore(share_owners(previous.exchange.state(), ddp.process_group))
+            self._runtime.exchange.restore(share(previous.exchange.state(), ddp.process_group))
         return self
 
     def choose(self, **arguments: Any) -> None:
@@ -162,6 +166,7 @@ class GradientExchange:
         ddp: DistributedDataParallel,
         grad_scaler: Any | None = None,
         timeout: timedelta | None = None,
+        ranks_per_node: int | None = None,
     ) -> None:
         """Goes on with other settings; called on all ranks between two steps of the attached model.
 
@@ -170,9 +175,10 @@ class GradientExchange:
 
         Args:
             arguments: The constructor's, from the next step on.
-            ddp: The attached model, like the next two as in ``attach``.
+            ddp: The attached model, like the next three as in ``attach``.
             grad_scaler: The loss scaler of the training.
             timeout: Of the exchange's process groups.
+            ranks_per_node: For a hierarchical exchange.
 
         Raises:
             ValueError: A wrong argument, or one of both exchanges something else than gradients: nothing can be carried over.
@@ -189,7 +195,7 @@ class GradientExchange:
         self._debts = [*old.debts, Debt(old.exchange)]
         self.close()
         self._runtime = None
-        self.attach(ddp, grad_scaler, timeout)
+        self.attach(ddp, grad_scaler, timeout, ranks_per_node=ranks_per_node)
 
     def compile(self, module: torch.nn.Module) -> None:
         """Compiles the CPU kernels for ``module`` ahead of ``attach``, best before the process group exists."""
@@ -200,7 +206,8 @@ class GradientExchange:
 
         Returns:
             steps (exchanges, see ``start_step``); skipped_steps (by the loss scaler);
-            bytes_sent and bytes_received (on the wire, everything counted);
+            bytes_sent and bytes_received (on the wire, everything counted); bytes_between_nodes (those of bytes_sent that
+            leave the node; a hierarchical exchange knows its nodes, in all others every rank counts as one);
             dense_bytes (what a ring all-reduce of the same gradients sends); buffer_bytes (of the buffers, such as batch
             norm's, that DDP itself has broadcast before forwards: not part of bytes_sent); ratio = dense_bytes /
             bytes_sent; encode_seconds, decode_seconds, wait_seconds (waiting for collectives, summed over the pipeline's

@@ -19,7 +19,7 @@ class Memories:
     Args:
         plan: The model's blocks.
         settings: Whether there is a memory, and whether owners encode again.
-        rank: This process.
+        rank: This process, or its node's number, among those that exchange payloads.
         transactional: Whether steps may be undone (a loss scaler is at work).
     """
 

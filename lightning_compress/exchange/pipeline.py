@@ -1,10 +1,10 @@
 """Runs exchanges so that compression, communication and backward overlap, in the same order on every rank.
 
 An exchange is a generator of collectives (see ``topology``). On the CPU its stages run in ordered threads: stage i
-resumes the generator for the (i+1)-th time and issues the collective that comes out on group i. Each group is used by one
-thread only, and every queue is first in, first out: all ranks issue the same collectives in the same order by construction.
-(Chaining collectives in future callbacks is what kills torch's PowerSGD hook on gloo.) On CUDA everything is enqueued from
-the calling thread on side streams, and nothing waits for the device.
+resumes the generator for the (i+1)-th time and issues the collective that comes out on a group of stage i. Each group is
+used by one thread only, and every queue is first in, first out: all ranks issue the same collectives in the same order by
+construction. (Chaining collectives in future callbacks is what kills torch's PowerSGD hook on gloo.) On CUDA everything is
+enqueued from the calling thread on side streams, and nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_compress.exchange.collectives import Collective
+from lightning_compress.exchange.collectives import Collective, Level
 from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.exchange.topology import Steps
+
+Groups = Mapping[Level, dist.ProcessGroup]
 
 
 @dataclass
@@ -54,10 +57,9 @@ class Pipeline(ABC):
     meet the failed bucket's on the other ranks.
     """
 
-    def __init__(self, groups: list[dist.ProcessGroup]) -> None:
+    def __init__(self, groups: list[Groups]) -> None:
         self._groups = groups
         self._failure: RuntimeError | None = None
-        self._rank, self._world_size = dist.get_rank(groups[0]), dist.get_world_size(groups[0])
 
     @abstractmethod
     def submit(self, exchange: Exchange) -> None:
@@ -72,8 +74,9 @@ class Pipeline(ABC):
         """Ends the pipeline; no collective runs in here."""
 
     def _issue(self, collective: Collective, stage: int, stats: ExchangeStats) -> dist.Work:
-        stats.count_wire(collective, self._rank, self._world_size)
-        return collective.start(self._groups[stage])
+        group = self._groups[stage][collective.level]
+        stats.count_wire(collective, dist.get_rank(group), dist.get_world_size(group))
+        return collective.start(group)
 
     def _fail(self, exchange: Exchange, error: BaseException) -> None:
         """Notes the first error. DDP shows only the text of an exception: it must say where it happened."""
@@ -87,13 +90,13 @@ class ThreadPipeline(Pipeline):
     """The CPU pipeline: one thread more than there are groups.
 
     Args:
-        groups: One process group for each collective of an exchange, in their order.
+        groups: For each collective of an exchange, in their order, a process group of each level it may run at.
     """
 
     _PATIENCE = 5.0
     """Seconds to wait for the threads at the end; one that waits for a lost peer is left behind."""
 
-    def __init__(self, groups: list[dist.ProcessGroup]) -> None:
+    def __init__(self, groups: list[Groups]) -> None:
         super().__init__(groups)
         self._queues: list[queue.SimpleQueue[Exchange | None]] = [queue.SimpleQueue() for _ in range(len(groups) + 1)]
         # daemons: a process that dies of an error elsewhere must not wait for a peer that is gone
@@ -146,16 +149,17 @@ class StreamPipeline(Pipeline):
     """The CUDA pipeline: a few side streams in turn, one communicator, everything issued by the calling thread.
 
     Args:
-        groups: One communicator; several used at once would have to be ordered among each other.
+        groups: One communicator for each level; used at once, they would have to be ordered among each other.
         device: The device of the buckets.
     """
 
     _STREAMS = 3
 
-    def __init__(self, groups: list[dist.ProcessGroup], device: torch.device) -> None:
-        super().__init__(groups)
+    def __init__(self, groups: Groups, device: torch.device) -> None:
+        super().__init__([groups])
         self._device = device
-        self._streams = [torch.cuda.Stream(device) for _ in range(self._STREAMS)]
+        count = self._STREAMS if len(groups) == 1 else 1
+        self._streams = [torch.cuda.Stream(device) for _ in range(count)]
         self._next = 0
 
     @override
@@ -188,8 +192,16 @@ class StreamPipeline(Pipeline):
         pass  # nothing runs here but streams
 
 
-def make_pipeline(device: torch.device, collectives: int, new_group: Any) -> Pipeline:
-    """The pipeline for ``device``; ``new_group()`` makes a process group and is called alike on all ranks."""
+def make_pipeline(
+    device: torch.device, stages: Sequence[Sequence[Level]], new_group: Callable[[Level], dist.ProcessGroup]
+) -> Pipeline:
+    """The pipeline for ``device``.
+
+    Args:
+        device: The device of the buckets.
+        stages: The levels at which each collective of an exchange may run.
+        new_group: Makes this rank's process group of a level; called alike on all ranks.
+    """
     if device.type == "cuda":
-        return StreamPipeline([new_group()], device)
-    return ThreadPipeline([new_group() for _ in range(collectives)])
+        return StreamPipeline({level: new_group(level) for level in dict.fromkeys(chain(*stages))}, device)
+    return ThreadPipeline([{level: new_group(level) for level in levels} for levels in stages])

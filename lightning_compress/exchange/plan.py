@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from lightning_compress.exchange.dense import DenseRule
 from lightning_compress.kernels import table as col
 from lightning_compress.kernels.reference.bits import packed_nbytes
 from lightning_compress.kernels.reference.hashing import name_key
-from lightning_compress.memory.layout import bucket_strides
+from lightning_compress.memory.layout import bucket_strides, real_numel
 
 _STATUS_BITS = 2
 
@@ -29,15 +29,17 @@ class ParameterSpec:
 
     Attributes:
         name: Its name in ``named_parameters()``, the first one for tied weights.
-        numel: Real numbers in its gradient (a complex element counts twice).
-        row: Real numbers in one first-dimension slice; ``numel`` for scalars and 1-D parameters.
+        numel: Real numbers of it that are exchanged (a complex element counts twice): all, or a shard's.
+        row: Real numbers in one first-dimension slice; all of them for scalars and 1-D parameters.
         dense: Whether it travels under the mild code for small tensors.
+        first: The first of them inside the parameter.
     """
 
     name: str
     numel: int
     row: int
     dense: bool
+    first: int = 0
 
 
 def parameter_specs(module: torch.nn.Module, dense: DenseRule, keeps_zero: bool) -> list[ParameterSpec]:
@@ -63,7 +65,7 @@ def parameter_specs(module: torch.nn.Module, dense: DenseRule, keeps_zero: bool)
 
 
 def _spec(name: str, parameter: Tensor, dense: DenseRule, keeps_zero: bool) -> ParameterSpec:
-    numel = parameter.numel() * (2 if parameter.is_complex() else 1)
+    numel = real_numel(parameter)
     shape = parameter.shape
     row = numel if len(shape) <= 1 or not numel else numel // shape[0]
     small = dense.matches(name, shape, parameter.numel())
@@ -71,6 +73,29 @@ def _spec(name: str, parameter: Tensor, dense: DenseRule, keeps_zero: bool) -> P
         # a transposed weight's rows are not runs of memory: it takes the code that keeps zeros
         small = small or bucket_strides(parameter)[0] * shape[0] != parameter.numel()
     return ParameterSpec(name, numel, row, small)
+
+
+def cut(
+    parameters: Sequence[ParameterSpec], coded: Compressor, dense: Compressor, shards: int
+) -> list[list[ParameterSpec]]:
+    """Cuts every parameter into ``shards`` runs of whole blocks, equal but for a block: the shards of a node's ranks.
+
+    The blocks that are left over go round among the shards, large and small tensors separately, so that all shards become
+    about equally long. Like an owner, a block's shard depends on the parameter and the block's number alone.
+    """
+    cuts: list[list[ParameterSpec]] = [[] for _ in range(shards)]
+    turn = {False: 0, True: 0}
+    for spec in parameters:
+        size = (dense if spec.dense else coded).block_size or PIECE
+        each, over = divmod(math.ceil(spec.numel / size), shards)
+        favoured = {(turn[spec.dense] + i) % shards for i in range(over)}
+        turn[spec.dense] += over
+        first = 0
+        for shard, parts in enumerate(cuts):
+            end = min(spec.numel, first + size * (each + (shard in favoured)))
+            parts.append(replace(spec, numel=end - first, first=first))
+            first = end
+    return cuts
 
 
 @dataclass(frozen=True)
@@ -133,18 +158,20 @@ class BlockPlan:
         """The compressor of a parameter."""
         return self.dense if self._placed[name].spec.dense else self.coded
 
-    def numel(self, name: str) -> int:
-        """Real numbers in a parameter's gradient."""
-        return self._placed[name].spec.numel
+    def held(self, name: str) -> slice:
+        """The elements of a parameter that are planned: all, or a shard's."""
+        spec = self._placed[name].spec
+        return slice(spec.first, spec.first + spec.numel)
 
     def owned_elements(self, name: str, rank: int) -> Tensor:
         """The elements of a parameter that ``rank`` owns, in the order of its owner memory, int64."""
         mine = self._blocks(name)[self._owner(name) == rank].tolist()
-        parts = [torch.arange(start, start + length) for start, length in mine]
+        first = self._placed[name].spec.first
+        parts = [torch.arange(first + start, first + start + length) for start, length in mine]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
 
     def _blocks(self, name: str) -> Tensor:
-        """[start, length] of a parameter's blocks."""
+        """[start, length] of a parameter's blocks, from its first planned element."""
         placed = self._placed[name]
         start = torch.arange(0, placed.spec.numel, placed.block_size)
         return torch.stack([start, (placed.spec.numel - start).clamp_max(placed.block_size)], dim=1)
@@ -176,7 +203,7 @@ class BlockPlan:
             table[:, col.LENGTH] = length
             table[:, col.STATE] = worker_offset[name] + start
             table[:, col.PARAMETER] = index
-            table[:, col.START] = start
+            table[:, col.START] = spec.first + start
             table[:, col.ROW] = spec.row
             table[:, col.KEY] = name_key(name)
             tables[spec.dense].append(table)

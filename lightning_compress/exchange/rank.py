@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_compress.exchange.collectives import AllReduce, Collective
 from lightning_compress.exchange.correction import BucketCorrection, Correction, LocalClip, MomentumBucket
+from lightning_compress.exchange.hierarchical import Hierarchical
 from lightning_compress.exchange.memories import Memories
 from lightning_compress.exchange.momenta import Momenta
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.exchange.nonfinite import NonfiniteWatch
-from lightning_compress.exchange.plan import BlockPlan, parameter_specs
+from lightning_compress.exchange.plan import BlockPlan, ParameterSpec, cut, parameter_specs
 from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.exchange.topology import BucketJob, Steps, Topology, exchange_dense
@@ -30,7 +33,7 @@ class RankExchange:
         settings: What the user chose.
         module: The model; only names, shapes and formats of its parameters matter.
         rank: This rank.
-        world_size: Number of ranks.
+        nodes: Where all ranks are.
         stats: Where everything is counted.
         transactional: Whether steps may be undone (a loss scaler is at work).
         steps_per_epoch: For schedules that count epochs.
@@ -43,22 +46,26 @@ class RankExchange:
         settings: ExchangeSettings,
         module: torch.nn.Module,
         rank: int,
-        world_size: int,
+        nodes: Nodes,
         stats: ExchangeStats,
         transactional: bool = False,
         steps_per_epoch: int | None = None,
         memories: Memories | None = None,
         momenta: Momenta | None = None,
     ) -> None:
-        self.settings = settings.resolve(world_size)
-        self.rank, self.world_size, self.stats = rank, world_size, stats
+        self.settings = settings.resolve(nodes)
+        self.rank, self.world_size, self.stats = rank, nodes.world_size, stats
+        # payloads travel among workers: the ranks, or one of them in each node
+        self.nodes = nodes if self.settings.hierarchical else Nodes.alone(nodes.world_size)
+        self._worker, self._workers = self.nodes.position("nodes", rank)
+        self._local, _ = self.nodes.position("node", rank)
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._module, self._steps_per_epoch = module, steps_per_epoch
-        self._planned: dict[float | None, float] = {}
+        self._ratios: dict[float | None, float] = {}
         self._plans: dict[float | None, BlockPlan] = {}
         self._topologies: dict[tuple[float | None, tuple[str, ...]], Topology] = {}
         self.plan = self._plan_at(None)
-        fresh = Memories(self.plan, self.settings, rank, transactional)
+        fresh = Memories(self.plan, self.settings, self._worker, transactional)
         self.memories = memories if memories is not None and memories.fits(fresh) else fresh
         # a loss scaler finds and skips such steps itself
         self._watch = NonfiniteWatch() if rank == 0 and not transactional else None
@@ -67,7 +74,7 @@ class RankExchange:
         self.momenta.require(memory, self.parameters)
         self.clip: LocalClip | None = None
         if isinstance(memory, MomentumCorrection) and memory.clip_norm is not None:
-            self.clip = LocalClip(memory, world_size)
+            self.clip = LocalClip(memory, self.world_size)
         if self.settings.schedule is not None:
             self.settings.schedule.stage_steps(steps_per_epoch)  # raises when nobody knows how long an epoch is
 
@@ -97,7 +104,7 @@ class RankExchange:
         density = settings.schedule.density(step - settings.start_step, self._steps_per_epoch, final)
         if density == final:
             return None
-        return 1.0 if settings.at_density(density).wire_share(self.world_size) >= 1.0 else density
+        return 1.0 if settings.at_density(density).wire_share(self._workers) >= 1.0 else density
 
     def steps(self, buffer: Tensor, names: tuple[str, ...], status: Tensor, step: int, scale: float | Tensor) -> Steps:
         """The exchange of one bucket.
@@ -119,18 +126,33 @@ class RankExchange:
         job = BucketJob(buffer, on_device, step, scale, worker, owner, self.stats, correction, self._watch)
         return topology.run_dense(job) if density == 1.0 else topology.run(job)
 
+    def planned(self, names: tuple[str, ...], step: int) -> list[Collective]:
+        """The collectives of a bucket at a step, without content."""
+        first, numel = self.parameters[names[0]], sum(self.parameters[name].numel() for name in names)
+        density = self.density(step)
+        if density == 1.0:
+            return [AllReduce(torch.empty(numel, dtype=first.dtype, device="meta"))]
+        nowhere = dict.fromkeys(self.parameters, 0)
+        return self._build(density, names, first.dtype, torch.device("cpu"), nowhere, nowhere).planned()
+
     def planned_ratio(self, step: int) -> float:
         """Dense bytes / planned bytes of a step in which the whole model is one bucket; 1 where it is exchanged dense."""
         density = self.density(step)
-        if density == 1.0 or self.world_size == 1:
-            return 1.0
-        if density not in self._planned:
-            self._planned[density] = self._plan_ratio(density)
-        return self._planned[density]
+        if density not in self._ratios:
+            sent, dense = Fraction(0), Fraction(0)
+            names = self.plan.worker_sizes()
+            for dtype in {self.parameters[name].dtype for name in names}:
+                bucket = tuple(name for name in names if self.parameters[name].dtype == dtype)
+                for each in self.planned(bucket, step):
+                    sent += each.wire_bytes(*self.nodes.position(each.level, self.rank))[0]
+                nbytes = sum(self.parameters[name].nbytes for name in bucket)
+                dense += Fraction(2 * (self.world_size - 1) * nbytes, self.world_size)
+            self._ratios[density] = float(dense / sent) if sent else 1.0
+        return self._ratios[density]
 
     def state(self) -> dict[str, Any]:
         """This rank's memories (see ``state.local_state``)."""
-        state = local_state(self.memories, self.plan, self.parameters, self.rank, self.world_size)
+        state = local_state(self.memories, self.plan, self.parameters, self.rank, self.nodes)
         if self.clip is not None and self.clip.previous is not None:
             state["norms"] = [float(self.clip.previous)]
         return state
@@ -139,7 +161,7 @@ class RankExchange:
         """Fills this rank's memories (see ``state.restore``)."""
         if self.clip is not None:
             self.clip.previous = None
-        restore(state, self.memories, self.plan, self.parameters, self.rank, self.world_size)
+        restore(state, self.memories, self.plan, self.parameters, self.rank, self.nodes)
         if self.clip is not None and state.get("norms"):
             norms = state["norms"]
             own = (
@@ -153,29 +175,45 @@ class RankExchange:
         if density not in self._plans:
             settings = self.settings if density is None else self.settings.at_density(density)
             topology = settings.topology or Topology
-            specs = parameter_specs(self._module, settings.dense, settings.compressor.keeps_zero)
-            owners = topology.owners(self.world_size)
+            specs = self._shards(settings)[self._local]
+            owners = topology.owners(self._workers)
             plan = BlockPlan(specs, settings.compressor, settings.dense_compressor, owners, topology.whole_tensors)
             self._plans[density] = plan
         return self._plans[density]
 
-    def _plan_ratio(self, density: float | None) -> float:
-        assert self.settings.topology is not None
-        plan = self._plan_at(density)
-        names, nowhere = tuple(plan.worker_sizes()), dict.fromkeys(plan.worker_sizes(), 0)
-        bucket = plan.bucket(names, nowhere, nowhere)
-        topology = self.settings.topology(bucket, self.rank, self.world_size, torch.device("cpu"))
-        sent = sum(each.wire_bytes(self.rank, self.world_size)[0] for each in topology.planned())
-        dense = sum(self.parameters[name].nbytes for name in names)
-        return float(Fraction(2 * (self.world_size - 1) * dense, self.world_size) / sent) if sent else 1.0
+    def _shards(self, settings: ExchangeSettings) -> list[list[ParameterSpec]]:
+        """What each of a node's ranks exchanges with other nodes; the whole model where it is alone."""
+        specs = parameter_specs(self._module, settings.dense, settings.compressor.keeps_zero)
+        return (
+            cut(specs, settings.compressor, settings.dense_compressor, self.nodes.size)
+            if self.nodes.size > 1
+            else [specs]
+        )
 
     def _topology(self, density: float | None, names: tuple[str, ...], buffer: Tensor) -> Topology:
         key = (density, names)
         if key not in self._topologies:
-            assert self.settings.topology is not None
-            bucket = self._plan_at(density).bucket(names, *self.memories.offsets(buffer))
-            self._topologies[key] = self.settings.topology(bucket, self.rank, self.world_size, buffer.device)
+            offsets = self.memories.offsets(buffer)
+            self._topologies[key] = self._build(density, names, buffer.dtype, buffer.device, *offsets)
         return self._topologies[key]
+
+    def _build(
+        self,
+        density: float | None,
+        names: tuple[str, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        worker_offset: dict[str, int],
+        owner_offset: dict[str, int],
+    ) -> Topology:
+        assert self.settings.topology is not None
+        bucket = self._plan_at(density).bucket(names, worker_offset, owner_offset)
+        between = self.settings.topology(bucket, self._worker, self._workers, device)
+        if not self.settings.hierarchical:
+            return between
+        shards = [{spec.name: spec for spec in shard} for shard in self._shards(self.settings)]
+        parts = [[shard[name] for name in names] for shard in shards]
+        return Hierarchical(between, parts, self._local, self.world_size, dtype)
 
     def _correction(
         self, topology: Topology, names: tuple[str, ...], buffer: Tensor, status: Tensor, step: int

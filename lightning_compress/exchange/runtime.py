@@ -7,7 +7,7 @@ import logging
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,9 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_compress.exchange.codec import compile_kernels
+from lightning_compress.exchange.collectives import Level
 from lightning_compress.exchange.debt import Debt, repay
 from lightning_compress.exchange.memories import Memories
 from lightning_compress.exchange.momenta import Momenta
+from lightning_compress.exchange.nodes import Nodes, find_nodes
 from lightning_compress.exchange.participation import Participation
 from lightning_compress.exchange.pipeline import Exchange, Pipeline, make_pipeline
 from lightning_compress.exchange.rank import RankExchange
@@ -46,6 +48,7 @@ class Runtime:
         memories: Of an earlier fit of the same module, to go on with.
         momenta: Of the optimizers that bring settings along.
         debts: Of exchanges with other settings, to be paid out of this one's gradients.
+        ranks_per_node: Where the launcher knows it.
     """
 
     def __init__(
@@ -59,13 +62,17 @@ class Runtime:
         memories: Memories | None = None,
         momenta: Momenta | None = None,
         debts: Sequence[Debt] = (),
+        ranks_per_node: int | None = None,
     ) -> None:
         self._stats, self._scaler = stats, grad_scaler
         self.module, self._device = ddp.module, next(ddp.module.parameters()).device
         self.debts = list(debts)
         rank, world_size = dist.get_rank(ddp.process_group), dist.get_world_size(ddp.process_group)
+        if world_size > 1:
+            _require_equal_settings(settings, ddp.module, ddp.process_group)
+        nodes = find_nodes(ddp.process_group, ranks_per_node) if settings.hierarchical else Nodes.alone(world_size)
         self.exchange = RankExchange(
-            settings, ddp.module, rank, world_size, stats, _scales(grad_scaler), steps_per_epoch, memories, momenta
+            settings, ddp.module, rank, nodes, stats, _scales(grad_scaler), steps_per_epoch, memories, momenta
         )
         topology = self.exchange.settings.topology
         if settings.by_bytes and topology is not None and rank == 0:
@@ -82,11 +89,10 @@ class Runtime:
         self._verification: Verification | None = None
         if world_size > 1 or self.exchange.works_alone:
             compile_for(settings, ddp.module)
-            _require_equal_settings(settings, self.exchange.parameters, ddp.process_group)
             new_group = self._group_maker(ddp, timeout)
-            self._pipeline = make_pipeline(self._device, topology.collectives if topology else 1, new_group)
+            self._pipeline = make_pipeline(self._device, self.exchange.settings.stages, new_group)
             if settings.verify_every and world_size > 1:
-                self._verification = Verification(ddp.module, settings.verify_every, new_group(), stats)
+                self._verification = Verification(ddp.module, settings.verify_every, new_group("world"), stats)
         self._closers.append(ddp.register_forward_pre_hook(self._note_buffers).remove)
         self._watch_optimizers()
         # whoever drops the model without closing must not keep its threads
@@ -224,17 +230,18 @@ class Runtime:
         for exchange in (self.exchange, *(debt.exchange for debt in self.debts)):
             exchange.memories.note_step(names, taken)
 
-    def _group_maker(self, ddp: DistributedDataParallel, timeout: timedelta | None) -> Callable[[], Any]:
-        """Makes process groups of the model's ranks, which ``close`` ends; called alike on all ranks."""
+    def _group_maker(self, ddp: DistributedDataParallel, timeout: timedelta | None) -> Callable[[Level], Any]:
+        """Makes process groups of the model's ranks of a level, which ``close`` ends; called alike on all ranks."""
         ranks = dist.get_process_group_ranks(ddp.process_group)
         # torch would take the backend's default, half an hour, not what the user gave the model's group
         patience = timeout or ddp.process_group._get_backend(self._device).options._timeout
         backend = dist.get_backend(ddp.process_group)
 
-        def new_group() -> Any:
-            # of a model on a part of the ranks the others know nothing: they make no group with us
-            alone = len(ranks) < dist.get_world_size()
-            group = dist.new_group(ranks, patience, backend, use_local_synchronization=alone)
+        def new_group(level: Level) -> Any:
+            members = [ranks[peer] for peer in self.exchange.nodes.peers(level, self.exchange.rank)]
+            # of a model on a part of the ranks, and of a node, the others know nothing: they make no group with us
+            alone = len(members) < dist.get_world_size()
+            group = dist.new_group(members, patience, backend, use_local_synchronization=alone)
             self._closers.append(lambda: _destroy(group))
             return group
 
@@ -267,11 +274,11 @@ def _destroy(group: Any) -> None:
         dist.destroy_process_group(group)
 
 
-def _require_equal_settings(settings: ExchangeSettings, parameters: Mapping[str, Tensor], group: Any) -> None:
+def _require_equal_settings(settings: ExchangeSettings, module: torch.nn.Module, group: Any) -> None:
     """Ranks that plan differently would read each other's bytes wrongly: find out before the first step."""
     mine = {field.name: repr(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
     mine["compressor"] += repr(sorted(vars(settings.compressor).items()))
-    mine["parameters"] = repr([(name, tuple(p.shape), p.dtype) for name, p in parameters.items()])
+    mine["parameters"] = repr([(n, tuple(p.shape), p.dtype) for n, p in module.named_parameters() if p.requires_grad])
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group=group)
     for rank, theirs in enumerate(everyone):

@@ -13,7 +13,9 @@ from lightning_compress.compressors.base import PIECE, Compressor
 from lightning_compress.compressors.cast import Cast
 from lightning_compress.compressors.none import NoCompression
 from lightning_compress.compressors.registry import get_compressor
+from lightning_compress.exchange.collectives import Level
 from lightning_compress.exchange.dense import DenseRule, dense_rule
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.exchange.topology import TOPOLOGIES, GatherAll, ReduceAll, Topology, TwoWay
 from lightning_compress.memory.error_feedback import ErrorFeedback
 from lightning_compress.memory.momentum import MomentumCorrection
@@ -22,7 +24,16 @@ from lightning_compress.schedule import DensityWarmup
 
 MemoryName = Literal["auto", "none", "error_feedback"]
 Memory = ErrorFeedback | MomentumCorrection | SharedMomentum
-ExchangeName = Literal["auto", "all_reduce", "all_gather", "two_way"]
+ExchangeName = Literal[
+    "auto",
+    "all_reduce",
+    "all_gather",
+    "two_way",
+    "hierarchical",
+    "hierarchical_all_reduce",
+    "hierarchical_all_gather",
+    "hierarchical_two_way",
+]
 
 
 @dataclass(frozen=True)
@@ -34,11 +45,12 @@ class ExchangeSettings:
         dense_compressor: Code of the small ones.
         dense: Which tensors are small.
         memory: The workers' memory, None without one.
-        topology: How payloads travel; None: DDP's own all-reduce.
+        topology: How payloads travel, between nodes if ``hierarchical``; None: DDP's own all-reduce.
         start_step: Exchanges that are dense before compression begins.
         schedule: The density's warm-up, None without.
         by_bytes: Whether ``topology`` is still to be chosen when the world size is known.
         verify_every: Exchanges from one comparison of the ranks' parameters to the next, 0 for none.
+        hierarchical: Whether gradients are summed inside the node first.
     """
 
     compressor: Compressor
@@ -50,6 +62,7 @@ class ExchangeSettings:
     schedule: DensityWarmup | None = None
     by_bytes: bool = False
     verify_every: int = 0
+    hierarchical: bool = False
 
     @classmethod
     def make(
@@ -82,7 +95,18 @@ class ExchangeSettings:
         if schedule is not None:
             code.with_ratio(schedule.densities[0])  # raises for a compressor without a density
         topology = _topology(code, exchange)
+        hierarchical = exchange.startswith("hierarchical")
         remembered = _memory(code, memory)
+        if hierarchical and isinstance(remembered, MomentumCorrection):
+            raise ValueError(
+                "MomentumCorrection keeps the velocity of every rank's own gradient, and exchange='hierarchical' sums "
+                "gradients inside the node first: use exchange='two_way'."
+            )
+        if hierarchical and isinstance(remembered, SharedMomentum):
+            raise ValueError(
+                "exchanged='momentum' encodes whole parameters' momenta, and with exchange='hierarchical' each rank encodes a "
+                "shard of its node's gradients: use exchange='two_way', or CompressedAdam(exchanged='gradient')."
+            )
         if topology is None and memory not in ("auto", "none") and isinstance(remembered, ErrorFeedback):
             raise ValueError(f"memory={memory!r} has nothing to remember beside compressor='none': use memory='auto'.")
         if topology is None and isinstance(remembered, MomentumCorrection):
@@ -99,11 +123,22 @@ class ExchangeSettings:
         if topology is ReduceAll and mild.value_dtype != code.value_dtype:
             mild = _same_type(code, rule)
         by_bytes = exchange == "auto" and topology is TwoWay and isinstance(remembered, MomentumCorrection)
-        return cls(code, mild, rule, remembered, topology, start_step, schedule, by_bytes, verify_every)
+        return cls(code, mild, rule, remembered, topology, start_step, schedule, by_bytes, verify_every, hierarchical)
 
-    def resolve(self, world_size: int) -> ExchangeSettings:
-        """The settings for a number of ranks; a sparse exchange that cannot pay is said."""
-        settings = self
+    @property
+    def stages(self) -> list[tuple[Level, ...]]:
+        """For each collective of a bucket the levels at which it may run; dense buckets are all-reduced by all ranks."""
+        count = self.topology.collectives if self.topology else 1
+        if not self.hierarchical:
+            return [("world",)] * count
+        between: list[tuple[Level, ...]] = [("nodes",)] * count
+        return [("world", "node"), *between, ("node",)]
+
+    def resolve(self, nodes: Nodes) -> ExchangeSettings:
+        """The settings for the ranks at hand; what cannot pay is said."""
+        settings, world_size = self, nodes.world_size
+        if self.hierarchical:
+            settings, world_size = self._between(nodes), nodes.count
         if self.by_bytes:
             # at two ranks both send the same bytes, and all-gather needs no second encoding
             settings = replace(self, topology=GatherAll if world_size <= 2 else TwoWay, by_bytes=False)
@@ -121,6 +156,17 @@ class ExchangeSettings:
         share = self.compressor.payload_nbytes(block) / (4 * block)
         return share * world_size / 2 if self.topology is GatherAll else share
 
+    def _between(self, nodes: Nodes) -> ExchangeSettings:
+        """Where every node has one rank, hierarchical is the exchange between nodes; on one node, DDP's own."""
+        if nodes.count == 1 < nodes.size:
+            warnings.warn(
+                f"exchange='hierarchical' has nothing to compress: all {nodes.size} ranks are on one node, where gradients "
+                "travel dense, by DDP's own all-reduce. To compress inside a node use exchange='two_way'.",
+                stacklevel=2,
+            )
+            return replace(self, hierarchical=False, topology=None)
+        return replace(self, hierarchical=nodes.size > 1)
+
     def at_density(self, density: float) -> ExchangeSettings:
         """The settings of a warm-up stage."""
         return replace(self, compressor=self.compressor.with_ratio(density))
@@ -129,13 +175,14 @@ class ExchangeSettings:
 def _topology(compressor: Compressor, exchange: str) -> type[Topology] | None:
     if exchange not in get_args(ExchangeName):
         raise ValueError(f"exchange={exchange!r} is unknown; known are {', '.join(get_args(ExchangeName))}.")
-    if exchange == "auto":
-        if isinstance(compressor, NoCompression):
-            return None
+    if exchange == "auto" and isinstance(compressor, NoCompression):
+        return None
+    asked, exchange = exchange, exchange.removeprefix("hierarchical").removeprefix("_")
+    if exchange in ("auto", ""):
         exchange = "all_reduce" if compressor.linear else "two_way"
     if exchange == "all_reduce" and not compressor.linear:
         raise ValueError(
-            f"exchange='all_reduce' adds up payloads, which {compressor!r} does not allow; "
+            f"exchange={asked!r} adds up payloads, which {compressor!r} does not allow; "
             "use exchange='two_way' (any number of ranks) or 'all_gather' (a few ranks)."
         )
     return TOPOLOGIES[exchange]

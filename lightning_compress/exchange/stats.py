@@ -53,9 +53,9 @@ class ExchangeStats:
             self._buffers += nbytes
 
     def count_wire(self, collective: Collective, rank: int, world_size: int) -> None:
-        """Notes a collective at the moment it is handed to the process group."""
+        """Notes a collective at the moment it is handed to the process group of ``world_size`` ranks, as their ``rank``."""
         sent, received = collective.wire_bytes(rank, world_size)
-        self._add(sent=sent, received=received)
+        self._add(sent=sent, received=received, between=Fraction(0) if collective.level == "node" else sent)
 
     @contextmanager
     def time(self, stage: Stage, device: torch.device) -> Iterator[None]:
@@ -109,7 +109,7 @@ class _Tally:
     """One set of counters. Bytes are fractions: a ring's share of an odd buffer is not a whole number."""
 
     def __init__(self) -> None:
-        self.sent = self.received = self.dense = self.buffers = Fraction(0)
+        self.sent = self.received = self.between = self.dense = self.buffers = Fraction(0)
         self.seconds = dict.fromkeys(_STAGES, 0.0)
 
     def add(self, **amounts: Fraction | float) -> None:
@@ -123,6 +123,7 @@ class _Tally:
         return {
             "bytes_sent": round(self.sent),
             "bytes_received": round(self.received),
+            "bytes_between_nodes": round(self.between),
             "dense_bytes": round(self.dense),
             "buffer_bytes": round(self.buffers),
             # nothing was sent because nobody else is there: nothing was compressed either

@@ -44,6 +44,7 @@ class BucketJob:
         stats: Where times are noted.
         correction: What is sent instead of gradients, None where it is gradients.
         watch: Warns of gradients that are not finite, None where that is not this rank's task.
+        seen: uint8 per parameter, who takes part on any rank; known when the exchange has run.
     """
 
     buffer: Tensor
@@ -55,6 +56,7 @@ class BucketJob:
     stats: ExchangeStats = field(repr=False)
     correction: Correction | None = None
     watch: NonfiniteWatch | None = field(default=None, repr=False)
+    seen: Tensor | None = None
 
 
 def exchange_dense(buffer: Tensor, world_size: int) -> Steps:
@@ -72,7 +74,7 @@ class Topology(ABC):
     Args:
         plan: The bucket's blocks, made for ``owners(world_size)`` owners.
         rank: This process.
-        world_size: Number of processes.
+        world_size: Number of processes among which payloads travel.
         device: Where the bucket is.
     """
 
@@ -149,6 +151,7 @@ class Topology(ABC):
         self, codecs: list[BlockCodec], job: BucketJob, payload: Tensor, status: Tensor, **how: float
     ) -> None:
         """Decodes what came back into the bucket."""
+        job.seen = status
         if job.watch is not None:
             job.watch.look(self.plan.names, status, job.step)
         for codec in codecs:
@@ -186,7 +189,7 @@ class ReduceAll(Topology):
 
     @override
     def planned(self) -> list[Collective]:
-        return [AllReduce(_planned(self._nbytes))]
+        return [AllReduce(planned_bytes(self._nbytes))]
 
     @override
     def run(self, job: BucketJob) -> Steps:
@@ -217,7 +220,7 @@ class GatherAll(Topology):
     @override
     def planned(self) -> list[Collective]:
         nbytes = self.plan.section_nbytes[0]
-        return [AllGather(_planned(nbytes), _planned(nbytes * self.world_size))]
+        return [AllGather(planned_bytes(nbytes), planned_bytes(nbytes * self.world_size))]
 
     @override
     def run(self, job: BucketJob) -> Steps:
@@ -272,8 +275,8 @@ class TwoWay(Topology):
     def planned(self) -> list[Collective]:
         sections, ranks = self.plan.section_nbytes, self.world_size
         return [
-            AllToAll(_planned(sum(sections)), _planned(self._mine * ranks), sections),
-            AllGather(_planned(self._answer), _planned(self._answer * ranks)),
+            AllToAll(planned_bytes(sum(sections)), planned_bytes(self._mine * ranks), sections),
+            AllGather(planned_bytes(self._answer), planned_bytes(self._answer * ranks)),
         ]
 
     @override
@@ -312,7 +315,8 @@ class TwoWay(Topology):
             self._write_headers(answer, [0], status)
 
 
-def _planned(nbytes: int) -> Tensor:
+def planned_bytes(nbytes: int) -> Tensor:
+    """So many bytes without content."""
     return torch.empty(nbytes, dtype=torch.uint8, device="meta")
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_compress.exchange.collectives import AllReduce
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.exchange.rank import RankExchange
 from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.exchange.stats import ExchangeStats
@@ -71,7 +72,9 @@ class MethodOnOneRank:
         self._exchange: RankExchange | None = None
         if name not in DDP:
             settings = ExchangeSettings.make(**arguments_of(name))
-            self._exchange = RankExchange(settings, module, rank, world_size, ExchangeStats(), steps_per_epoch=1)
+            self._exchange = RankExchange(
+                settings, module, rank, Nodes.alone(world_size), ExchangeStats(), steps_per_epoch=1
+            )
 
     def steps(self, bucket: Bucket, buffer: Tensor) -> Steps:
         """The exchange of a bucket: computes, yields a collective, computes."""

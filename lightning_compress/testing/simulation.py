@@ -17,6 +17,7 @@ from lightning_compress.exchange.collectives import perform
 from lightning_compress.exchange.dense import DenseRule
 from lightning_compress.exchange.hook import GradientExchange
 from lightning_compress.exchange.momenta import Momenta
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.exchange.rank import RankExchange
 from lightning_compress.exchange.settings import ExchangeName, Memory, MemoryName
 from lightning_compress.exchange.stats import ExchangeStats
@@ -42,6 +43,7 @@ class SimulatedExchange:
         schedule: The density's warm-up.
         steps_per_epoch: For a schedule that counts epochs.
         optimizer: A ``CompressedAdam`` that brings settings along.
+        ranks_per_node: For a hierarchical exchange: workers that follow each other share a node.
     """
 
     def __init__(
@@ -56,18 +58,20 @@ class SimulatedExchange:
         schedule: DensityWarmup | None = None,
         steps_per_epoch: int | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        ranks_per_node: int = 1,
     ) -> None:
         asked = GradientExchange(compressor, memory, exchange, dense, start_step, schedule)
         optimizers = [] if optimizer is None else [optimizer]
         asked.configure(optimizers)
         self.settings, momenta = asked.settings, Momenta(optimizers)
         self.world_size = world_size
+        nodes = Nodes.of([rank // ranks_per_node for rank in range(world_size)])
         self.workers = [
             RankExchange(
                 self.settings,
                 module,
                 rank,
-                world_size,
+                nodes,
                 ExchangeStats(),
                 steps_per_epoch=steps_per_epoch,
                 momenta=momenta,
@@ -118,8 +122,10 @@ class SimulatedExchange:
             if not issued:
                 return
             for worker, collective in zip(self.workers, issued, strict=True):
-                worker.stats.count_wire(collective, worker.rank, self.world_size)
-            perform(issued)
+                worker.stats.count_wire(collective, *worker.nodes.position(collective.level, worker.rank))
+                peers = worker.nodes.peers(collective.level, worker.rank)
+                if worker.rank == peers[-1]:
+                    perform([issued[rank] for rank in peers])
 
     def _flatten(self, gradients: Gradients) -> Tensor:
         return torch.cat([gradients.get(name, torch.zeros_like(p)).flatten() for name, p in self._parameters.items()])

@@ -115,7 +115,7 @@ def failing_steps():
 
 def broken_pipeline():
     stats = ExchangeStats()
-    pipeline = ThreadPipeline([dist.new_group() for _ in range(2)])
+    pipeline = ThreadPipeline([{"world": dist.new_group()} for _ in range(2)])
     exchanges = [
         Exchange(steps, torch.ones(3), pipeline.future(), f"bucket {i}", stats)
         for i, steps in enumerate((exchange_dense(torch.ones(3), 1), failing_steps(), exchange_dense(torch.ones(3), 1)))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from lightning_compress import Cast, MomentumCorrection, Quantize, TopK
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.exchange.rank import RankExchange
 from lightning_compress.exchange.sampling import sample_norms
 from lightning_compress.exchange.settings import ExchangeSettings
@@ -17,7 +18,7 @@ from tests.models import make_model
 
 
 def exchange_of(model: nn.Module, **settings: object) -> RankExchange:
-    return RankExchange(ExchangeSettings.make(**settings), model, 0, 2, ExchangeStats())
+    return RankExchange(ExchangeSettings.make(**settings), model, 0, Nodes.alone(2), ExchangeStats())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -66,6 +67,7 @@ def test_nothing_remembered_or_no_gradient_is_no_sample() -> None:
         {"compressor": TopK(0.01), "memory": MomentumCorrection(0.9)},
         {"compressor": "none"},
         {"compressor": Quantize(4), "start_step": 1},
+        {"compressor": Quantize(4), "exchange": "hierarchical"},
     ],
     ids=str,
 )

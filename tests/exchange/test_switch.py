@@ -8,6 +8,7 @@ from torch import nn
 
 from lightning_compress import GradientExchange
 from lightning_compress.exchange.debt import Debt
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.exchange.rank import RankExchange
 from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.exchange.stats import ExchangeStats
@@ -50,7 +51,7 @@ def test_what_is_owed_is_in_the_mean_of_the_next_gradients(exchange: str) -> Non
 
 def test_a_payment_in_a_skipped_step_has_not_happened() -> None:
     net = nn.Linear(8, 8)
-    old = RankExchange(ExchangeSettings.make("quantize"), net, 0, 2, ExchangeStats(), transactional=True)
+    old = RankExchange(ExchangeSettings.make("quantize"), net, 0, Nodes.alone(2), ExchangeStats(), transactional=True)
     names, status = tuple(old.parameters), torch.full((2,), PRESENT, dtype=torch.uint8)
     old.memories.write("worker", "weight", net.weight, torch.ones(64))
     old.memories.watch(4.0)
