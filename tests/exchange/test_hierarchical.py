@@ -109,6 +109,19 @@ def test_the_mean_is_that_of_all_ranks(compressor: str) -> None:
         assert (total[name] - g).norm() <= 0.35 * g.norm(), name
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11), (torch.float64, 1e-7)]
+)
+def test_sums_are_rounded_once_in_every_format(dtype: torch.dtype, tolerance: float) -> None:
+    model = make_model(dtype)
+    exchange = SimulatedExchange(model, 6, "none", exchange="hierarchical", ranks_per_node=3)
+    gradients = [{name: 100 * g.to(dtype) for name, g in each.items()} for each in random_gradients(model, 6, 0)]
+    expected = {name: sum(g[name].double() for g in gradients) / 6 for name in gradients[0]}
+    for name, mean in exchange.mean(gradients).items():
+        assert mean.dtype == dtype
+        assert (mean.double() - expected[name]).abs().max() <= 1.01 * tolerance * expected[name].abs().max()
+
+
 def test_a_parameter_takes_part_in_a_node_if_it_does_on_one_of_its_ranks() -> None:
     model = make_model()
     exchange = SimulatedExchange(model, 4, Quantize(4), exchange="hierarchical", ranks_per_node=2)
@@ -367,7 +380,7 @@ def test_processes_do_what_the_simulator_does(two_nodes: list[dict[str, Any]], w
                 assert exchanged[0][name].allclose(mean, rtol=1e-5, atol=1e-7)
             else:
                 assert all(of_rank[name].equal(mean) for of_rank in exchanged), (step, name)
-            tolerance = 0.01 if way == "all_reduce" else 0.5
+            tolerance = 0.05 if way == "all_reduce" else 0.5
             assert (exchanged[0][name] - dense[name]).norm() <= tolerance * dense[name].norm() + 1e-7
 
 
