@@ -17,6 +17,7 @@ from lightning_compress import CompressedStrategy, GradientExchange, MomentumCor
 from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.exchange.plan import ParameterSpec, cut
 from lightning_compress.exchange.settings import ExchangeSettings
+from lightning_compress.memory.shared_momentum import SharedMomentum
 from lightning_compress.state import gather_state, merge
 from lightning_compress.testing import SimulatedExchange
 from tests.exchange.training import EXCHANGES, Ledger, batch, content, make_net, mean_square, wrap
@@ -198,9 +199,11 @@ def test_between_nodes_travels_what_the_flat_exchange_of_the_nodes_sends() -> No
     assert inside == pytest.approx([dense] * 4, rel=0.02)
 
 
-def test_momentum_correction_is_refused_by_name() -> None:
+def test_what_needs_every_ranks_own_gradient_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"MomentumCorrection.*hierarchical.*exchange='two_way'"):
         ExchangeSettings.make(TopK(0.01), MomentumCorrection(0.9), "hierarchical")
+    with pytest.raises(ValueError, match=r"exchanged='momentum'.*hierarchical.*exchanged='gradient'"):
+        ExchangeSettings.make("onebit", SharedMomentum(10), "hierarchical")
     with pytest.raises(ValueError, match="exchange='hierarchical_all_reduce' adds up payloads"):
         ExchangeSettings.make(TopK(0.01), exchange="hierarchical_all_reduce")
 
@@ -272,6 +275,7 @@ def on_two_nodes() -> dict[str, Any]:
         exchange.close()
     found["ledger"] = conservation()
     found["resumed"] = resumed()
+    found["shared"] = frozen_and_wrapped_again()
     found["gathered"] = {mode: gather_state(found["resumed"][2], mode) for mode in ("exact", "mean")}
     found["lightning"] = fit_on_two_nodes()
     os.environ["LOCAL_WORLD_SIZE"] = "3" if dist.get_rank() == 3 else "1"
@@ -343,6 +347,18 @@ def resumed() -> tuple[str, str, dict[str, Any]]:
     return unbroken, content(ddp.parameters()), state
 
 
+def frozen_and_wrapped_again() -> tuple[dict[str, Any], dict[str, Any]]:
+    """This rank's state before and after another parameter set has cut the shards otherwise."""
+    ddp, exchange = wrap(make_net(), **WAYS["two_way"])
+    train_for(exchange, ddp, 0, 3)
+    before = exchange.state_dict()
+    net = ddp.module
+    next(iter(net.parameters())).requires_grad_(False)
+    exchange.attach(DistributedDataParallel(net))
+    exchange.close()
+    return before, exchange.state_dict()
+
+
 def owed(state: dict[str, Any]) -> dict[str, Tensor]:
     """Mean of the workers' residuals + owners', of a merged state."""
     shards = len(state["nodes"][0])
@@ -407,6 +423,19 @@ def test_a_trainer_of_two_nodes_compresses_between_them(two_nodes: list[dict[str
     for found in two_nodes:
         last = found["lightning"][1]["last"]
         assert 0 < 4 * last["bytes_between_nodes"] < last["bytes_sent"]
+
+
+def test_nothing_is_lost_when_a_frozen_parameter_moves_the_shards(two_nodes: list[dict[str, Any]]) -> None:
+    before, after = (merge([found["shared"][i] for found in two_nodes]) for i in range(2))
+    assert len(after["worker"]) == len(before["worker"]) - 1
+    assert any(
+        not new.equal(old)
+        for name, each in after["worker"].items()
+        for new, old in zip(each, before["worker"][name], strict=True)
+    )
+    expected = owed(before)
+    for name, owing in owed(after).items():
+        assert owing.allclose(expected[name], rtol=1e-5, atol=1e-8), name
 
 
 @pytest.mark.parametrize("mode", ["exact", "mean"])

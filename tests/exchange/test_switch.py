@@ -18,23 +18,25 @@ from tests.exchange.training import batch, make_net, mean_square, wrap
 from tests.ranks import run_ranks
 
 
-@pytest.mark.parametrize("exchange", ["two_way", "all_gather"])
-def test_what_is_owed_is_in_the_mean_of_the_next_gradients(exchange: str) -> None:
+@pytest.mark.parametrize(
+    ("exchange", "workers", "size"), [("two_way", 3, 1), ("all_gather", 3, 1), ("hierarchical", 6, 2)]
+)
+def test_what_is_owed_is_in_the_mean_of_the_next_gradients(exchange: str, workers: int, size: int) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(50, 70), nn.Linear(70, 30)).double()
-    simulated = SimulatedExchange(net, 3, "quantize", exchange=exchange)
+    simulated = SimulatedExchange(net, workers, "quantize", exchange=exchange, ranks_per_node=size)
     names = tuple(name for name, _ in net.named_parameters())
     applied = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
     true = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
     for _ in range(5):
-        gradients = [{name: torch.randn_like(p) for name, p in net.named_parameters()} for _ in range(3)]
+        gradients = [{name: torch.randn_like(p) for name, p in net.named_parameters()} for _ in range(workers)]
         for name, mean in simulated.mean(gradients).items():
             applied[name] += mean
-            true[name] += sum(g[name] for g in gradients) / 3
+            true[name] += sum(g[name] for g in gradients) / workers
     before = max(float((true[name] - applied[name]).abs().max()) for name in names)
     assert before > 0.01
 
-    buffers = [torch.zeros(sum(p.numel() for p in net.parameters()), dtype=torch.float64) for _ in range(3)]
+    buffers = [torch.zeros(sum(p.numel() for p in net.parameters()), dtype=torch.float64) for _ in range(workers)]
     debts = [Debt(worker) for worker in simulated.workers]
     status = torch.full((len(names),), PRESENT, dtype=torch.uint8)
     status[1] = ABSENT
@@ -46,7 +48,7 @@ def test_what_is_owed_is_in_the_mean_of_the_next_gradients(exchange: str) -> Non
         debt.repay(names, torch.full_like(status, PRESENT), buffer, 1.0)
         assert debt.paid()
     left = torch.cat([(true[name] - applied[name]).flatten() for name in names])
-    torch.testing.assert_close(sum(buffers) / 3, left, rtol=0, atol=1e-12)
+    torch.testing.assert_close(sum(buffers) / workers, left, rtol=0, atol=1e-12)
 
 
 def test_a_payment_in_a_skipped_step_has_not_happened() -> None:
