@@ -48,17 +48,21 @@ class AutoGlue(CompressionGlue):
 
     Args:
         recheck_every: Optimizer steps after a decision until the next look; 0: never.
-        save_state: As in ``CompressedStrategy``.
+        save_state: As in ``CompressedStrategy``, like the next.
+        verify_every: Holds for every method.
         kwargs: As in ``CompressedStrategy``: what ``DDPStrategy`` takes.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {"_auto": {}}
     exchange: _ObservedExchange
 
-    def __init__(self, recheck_every: int = 5000, save_state: SaveMode = "exact", **kwargs: Any) -> None:
-        super().__init__(**arguments_of("bf16"), save_state=save_state, **kwargs)
+    def __init__(
+        self, recheck_every: int = 5000, save_state: SaveMode = "exact", verify_every: int = 0, **kwargs: Any
+    ) -> None:
+        super().__init__(**arguments_of("bf16"), save_state=save_state, verify_every=verify_every, **kwargs)
         self.pilot = Pilot("bf16", recheck_every=recheck_every)
-        self.exchange = _ObservedExchange(**arguments_of("bf16"))
+        self._verify_every = verify_every
+        self.exchange = _ObservedExchange(**self._arguments("bf16"))
         self._pending = False
         self._begun: float | None = None
 
@@ -178,12 +182,16 @@ class AutoGlue(CompressionGlue):
         assert isinstance(self.model, DistributedDataParallel)
         self._pending = False
         scaler = getattr(self.precision_plugin, "scaler", None)
-        self.exchange.switch(arguments_of(self.pilot.method), self.model, grad_scaler=scaler, timeout=self._timeout)
+        arguments = self._arguments(self.pilot.method)
+        self.exchange.switch(arguments, self.model, grad_scaler=scaler, timeout=self._timeout)
 
     def _use(self, method: str) -> None:
         """Before there are memories."""
         self.pilot.method = method
-        self.exchange.choose(**arguments_of(method))
+        self.exchange.choose(**self._arguments(method))
+
+    def _arguments(self, method: str) -> dict[str, Any]:
+        return {**arguments_of(method), "verify_every": self._verify_every}
 
     def _names(self) -> dict[int, str]:
         assert isinstance(self.model, DistributedDataParallel)

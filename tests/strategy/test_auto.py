@@ -13,7 +13,7 @@ import torch.distributed as dist
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.strategies import StrategyRegistry
 
-from lightning_compress import AutoStrategy
+from lightning_compress import AutoStrategy, Quantize
 from lightning_compress.auto import CHOICE_KEY
 from lightning_compress.planner.link import GivenLink
 from lightning_compress.planner.pilot import Pilot
@@ -189,6 +189,14 @@ def test_one_rank_has_nothing_to_choose() -> None:
     trainer.fit(Classifier(4))
     assert trainer.strategy.pilot.reason == "a single rank exchanges nothing"
     dist.destroy_process_group()
+
+
+def test_verification_holds_for_every_method() -> None:
+    strategy = AutoStrategy(verify_every=3)
+    assert strategy.exchange.settings.verify_every == 3
+    strategy._use("quantize")
+    assert repr(strategy.exchange.settings.compressor) == repr(Quantize(4))
+    assert strategy.exchange.settings.verify_every == 3
 
 
 def test_wrong_arguments() -> None:
