@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from lightning_compress.exchange.hook import GradientExchange
+from lightning_compress.optim import CompressedAdam
 from lightning_compress.planner.advice import explain, recommend
 from lightning_compress.planner.costs import measure_costs
 from lightning_compress.planner.link import Link, measure_link
@@ -31,6 +32,8 @@ CHOICE_KEY = "lightning_compress_auto"
 
 CANDIDATES = ("fp32", "bf16", "fp8", "quantize", "ternary", "centered")
 """Mildest first. Codes that are known to need more steps for the same accuracy are left to those who ask for them."""
+
+_CHOSEN = frozenset({"compressor", "memory", "exchange", "dense", "start_step", "schedule"})
 
 
 class AutoGlue(CompressionGlue):
@@ -51,6 +54,9 @@ class AutoGlue(CompressionGlue):
         save_state: As in ``CompressedStrategy``, like the next.
         verify_every: Holds for every method.
         kwargs: As in ``CompressedStrategy``: what ``DDPStrategy`` takes.
+
+    Raises:
+        ValueError: An argument that it chooses itself, or a ``CompressedAdam``, which brings settings of its own.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {"_auto": {}}
@@ -59,8 +65,14 @@ class AutoGlue(CompressionGlue):
     def __init__(
         self, recheck_every: int = 5000, save_state: SaveMode = "exact", verify_every: int = 0, **kwargs: Any
     ) -> None:
+        if given := sorted(kwargs.keys() & _CHOSEN):
+            raise ValueError(
+                f"compressed_auto chooses {given[0]} itself: leave it out, or use CompressedStrategy({given[0]}=...)."
+            )
         super().__init__(**arguments_of("bf16"), save_state=save_state, verify_every=verify_every, **kwargs)
         self.pilot = Pilot("bf16", recheck_every=recheck_every)
+        self._in_force = "bf16"  # until the next step begins, the pilot may have chosen another
+        self._started = False
         self._verify_every = verify_every
         self.exchange = _ObservedExchange(**self._arguments("bf16"))
         self._pending = False
@@ -74,11 +86,15 @@ class AutoGlue(CompressionGlue):
 
     @override
     def _attach(self) -> None:
-        if not self.pilot.settled and self.lightning_module is not None:
+        if any(isinstance(getattr(one, "optimizer", one), CompressedAdam) for one in self.optimizers):
+            raise ValueError(
+                "compressed_auto chooses the exchange itself, and CompressedAdam brings settings of its own: use "
+                'strategy="compressed_clan", or another optimizer, such as lightning_compress.optim.LANS.'
+            )
+        if not self._started and self.lightning_module is not None:
+            self._started = True
             formats = {p.dtype for p in self.lightning_module.parameters() if p.requires_grad}
-            if not formats <= {
-                torch.float32
-            }:  # bf16 gains nothing on 16 bits, and double precision is there to be kept
+            if formats - {torch.float32}:  # bf16 gains nothing on 16 bits, and double precision is there to be kept
                 self._use("fp32")
             if formats & {torch.float64, torch.complex128}:
                 self.pilot.propose("fp32", "double precision is there to be kept")
@@ -86,15 +102,21 @@ class AutoGlue(CompressionGlue):
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        checkpoint[CHOICE_KEY] = self.pilot.state()
+        checkpoint[CHOICE_KEY] = {**self.pilot.state(), "in_force": self._in_force}
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     @override
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         if CHOICE_KEY in checkpoint:
-            self.pilot.restore(checkpoint[CHOICE_KEY])
-            self._use(self.pilot.method)
+            choice = dict(checkpoint[CHOICE_KEY])
+            in_force = choice.pop("in_force")
+            self.pilot.restore(choice)
+            self._started = True
+            chosen = self.pilot.method
+            self._use(in_force)  # the memories in the checkpoint are its own; the switch follows, as it would have
+            self.pilot.method = chosen
+            self._pending = in_force != chosen
         return checkpoint
 
     @override
@@ -180,14 +202,14 @@ class AutoGlue(CompressionGlue):
 
     def _switch(self) -> None:
         assert isinstance(self.model, DistributedDataParallel)
-        self._pending = False
+        self._pending, self._in_force = False, self.pilot.method
         scaler = getattr(self.precision_plugin, "scaler", None)
         arguments = self._arguments(self.pilot.method)
         self.exchange.switch(arguments, self.model, grad_scaler=scaler, timeout=self._timeout)
 
     def _use(self, method: str) -> None:
         """Before there are memories."""
-        self.pilot.method = method
+        self.pilot.method = self._in_force = method
         self.exchange.choose(**self._arguments(method))
 
     def _arguments(self, method: str) -> dict[str, Any]:

@@ -329,8 +329,8 @@ class CompressionGlue(DDPStrategy):
         other = {"pytorch_lightning": "lightning.pytorch", "lightning.pytorch": "pytorch_lightning"}[self.root]
         module = {"pytorch_lightning": "pytorch_lightning", "lightning.pytorch": "lightning"}[other]
         return (
-            f"<CompressedStrategy({self.exchange.settings.compressor!r}) for {self.root}.Trainer; "
-            f"{other}.Trainer takes lightning_compress.{module}.CompressedStrategy or a name such as 'compressed'>"
+            f"<{type(self).__name__}({self.exchange.settings.compressor!r}) for {self.root}.Trainer; "
+            f"{other}.Trainer takes lightning_compress.{module}.{type(self).__name__} or a name such as 'compressed'>"
         )
 
 

@@ -96,7 +96,8 @@ class Runtime:
         self._closers.append(ddp.register_forward_pre_hook(self._note_buffers).remove)
         self._watch_optimizers()
         # whoever drops the model without closing must not keep its threads
-        weakref.finalize(ddp, self.close).atexit = False
+        self._finalizer = weakref.finalize(ddp, self.close)
+        self._finalizer.atexit = False
 
     def begin_step(self, step: int) -> None:
         """Before the first bucket: what was written for a skipped step is forgotten."""
@@ -144,14 +145,17 @@ class Runtime:
         return exchange.future
 
     def close(self) -> None:
-        """Ends threads, hooks and groups; the memories stay readable."""
+        """Ends threads, hooks and groups; the memories stay readable. Done once: others may serve the optimizers since."""
+        if not self.open:
+            return
+        self.open = False
+        self._finalizer.detach()  # it would keep the memories for as long as the model is wrapped
         if self._pipeline is not None:
             self._pipeline.close()
             self._pipeline = None
         while self._closers:
             self._closers.pop()()
         self.exchange.momenta.announce(False)
-        self.open = False
 
     def _submit(self, pipeline: Pipeline, exchange: Exchange, last: bool) -> None:
         """Hands a bucket to the pipeline, unless local clipping has to see the whole gradient first."""
@@ -171,7 +175,9 @@ class Runtime:
 
     def _warn_if_nothing_is_saved(self, step: int) -> None:
         """Looks once at what the first compressed step has sent: of tiny tensors headers, pads and indices may be most."""
-        compresses = self.exchange.settings.topology is not None and self.exchange.world_size > 1
+        settings = self.exchange.settings
+        # a hierarchical exchange saves bytes between nodes, not in all
+        compresses = settings.topology is not None and not settings.hierarchical and self.exchange.world_size > 1
         if self._weighed or not compresses or not self.has_exchanged or self.exchange.density(step - 1) == 1.0:
             return
         self._weighed = True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -78,7 +81,10 @@ def switched(to: str) -> tuple[list[float], int, int]:
     distances = []
     for step in range(4):
         if step == 3:
+            before = weakref.ref(exchange._runtime)
             exchange.switch({"compressor": to}, ddp)
+            gc.collect()
+            assert before() is None  # nothing holds the old pipeline while the model stays wrapped
         for wrapped in (ddp, reference):
             state = {k: v.clone() for k, v in wrapped.module.state_dict().items()}
             wrapped.module.load_state_dict(frozen.state_dict())

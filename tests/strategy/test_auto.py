@@ -13,10 +13,12 @@ import torch.distributed as dist
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.strategies import StrategyRegistry
 
-from lightning_compress import AutoStrategy, Quantize
+from lightning_compress import AutoStrategy, Cast, Quantize
 from lightning_compress.auto import CHOICE_KEY
+from lightning_compress.optim import CompressedAdam
 from lightning_compress.planner.link import GivenLink
 from lightning_compress.planner.pilot import Pilot
+from lightning_compress.strategy import CompressionGlue
 from tests.exchange.training import content
 from tests.ranks import run_ranks
 from tests.strategy.training import Classifier, make_trainer
@@ -167,7 +169,7 @@ def test_double_precision_is_kept(found: Found) -> None:
 def test_a_resumed_run_goes_on_with_the_choice(found: Found) -> None:
     first, second = found
     steps, state, parameters = first["resumed"]
-    assert state == first["saved"]
+    assert {**state, "in_force": state["method"]} == first["saved"]
     assert state["settled"]
     assert {name for name, _ in steps} == {first["wins"]["state"]["method"]}
     assert first["resumed settings"] == first["wins"]["settings"]
@@ -199,7 +201,27 @@ def test_verification_holds_for_every_method() -> None:
     assert strategy.exchange.settings.verify_every == 3
 
 
+def test_a_checkpoint_between_decision_and_switch_goes_on_with_the_memories_that_it_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    choice = {"method": "quantize", "reason": "wins", "settled": True, "in_force": "bf16"}
+    monkeypatch.setattr(CompressionGlue, "load_checkpoint", lambda *_: {CHOICE_KEY: choice})
+    strategy = AutoStrategy()
+    strategy.load_checkpoint("any")
+    assert repr(strategy.exchange.settings.compressor) == repr(Cast("bf16"))
+    assert (strategy.pilot.method, strategy.pilot.settled, strategy._pending) == ("quantize", True, True)
+
+
+def test_an_optimizer_with_settings_of_its_own_is_refused() -> None:
+    strategy = AutoStrategy()
+    strategy.optimizers = [CompressedAdam([torch.nn.Parameter(torch.zeros(2))])]
+    with pytest.raises(ValueError, match="compressed_clan"):
+        strategy._attach()
+
+
 def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="compressed_auto chooses start_step itself"):
+        AutoStrategy(start_step=3)
     with pytest.raises(ValueError, match="recheck_every is a number of steps"):
         AutoStrategy(recheck_every=-1)
     with pytest.raises(ValueError, match="cannot take ddp_comm_hook"):
