@@ -48,7 +48,7 @@ def empty_state() -> dict[str, Any]:
 
 
 def lost_state(step: int) -> dict[str, Any]:
-    """What an interrupted run saves when it could not ask the other ranks for their residuals."""
+    """What an interrupted run saves at an exchange when it could not ask the other ranks for their residuals."""
     return {**empty_state(), "step": step, "interrupted": True}
 
 

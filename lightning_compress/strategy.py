@@ -189,7 +189,7 @@ class CompressionGlue(DDPStrategy):
         if known is not None and known.global_step == step and (interrupted or known.exchanges == self.exchange.step):
             return known.state
         if interrupted and not (_stopped_by_sigterm() and all_ranks_are_at(step)):
-            return lost_state(step) if self.is_global_zero else None
+            return lost_state(self.exchange.step) if self.is_global_zero else None
         state = gather_state(self.exchange.state_dict(), self._save_state)
         self._gathered = _Gathered(step, self.exchange.step, state)
         return state
