@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -163,6 +163,13 @@ _CLAN: dict[str, Method] = {
     "adamw_onebit": adamw(coded(OneBit(), exchange="two_way")),
     "onebit_adam": momentum("adam", compressor=OneBit()),
 }
+_RATES = {"lans": (0.003, 0.01, 0.03), "adamw": (7e-4, 2e-3, 6e-3)}
+_SEARCH: dict[str, Method] = {
+    f"{name}_lr_{lr:g}": replace(_CLAN[name], lr=lr)
+    for name in ("lans_dense", "clan_onebit", "clan_topk_0.01", "clan_dithering_7", "adamw_dense", "adamw_onebit")
+    for lr in _RATES[_CLAN[name].optimizer]
+}
+"""The learning rates are searched alike for dense and compressed runs, with a seed that no other table uses."""
 _WITHOUT_EMBEDDINGS = DenseRule(patterns=("*word_embeddings*",))
 _CLAN_CANDIDATES: dict[str, Method] = {
     "clan_onebit_dense_0.2": lans(coded(OneBit(), 0.2)),
@@ -178,6 +185,8 @@ _CLAN_CANDIDATES: dict[str, Method] = {
 """What closes the difference: dense steps first, smaller blocks, momenta, gentler codes."""
 
 _CANDIDATES: dict[str, Method] = {
+    "dgc_0.01_no_clipping_dense_0.1": dgc(plan=warmup(0.1, dense=0.1), clip=False),
+    "dgc_0.03_no_clipping": dgc(0.03, clip=False),
     "dgc_0.01_one_way": dgc(exchange="all_gather"),
     "dgc_0.01_dense_0.2": dgc(plan=warmup(0.1, dense=0.2)),
     "dgc_0.01_block_256": dgc(block_size=256),
@@ -201,6 +210,7 @@ METHODS: dict[str, Method] = {
     **_CANDIDATES,
     **_CLAN,
     **_CLAN_CANDIDATES,
+    **_SEARCH,
 }
 
 
@@ -244,6 +254,13 @@ TABLES: dict[str, Table] = {
         (0, 1, 2),
         1000,
         "CLAN and 1-bit Adam on a tiny BERT, masked words of Python's documentation",
+        "tiny_bert_python_docs",
+    ),
+    "clan_lr": Table(
+        tuple(_SEARCH),
+        (100,),
+        400,
+        "Learning rates of CLAN's table: three for each kind of method",
         "tiny_bert_python_docs",
     ),
     "clan_settings": Table(

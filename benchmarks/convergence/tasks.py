@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -107,9 +107,8 @@ class PythonDocs:
             yield [self._batch(self._tokens[0], batch_size, generator) for _ in range(workers)]
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross entropy of the masked words of a batch."""
-        loss: Tensor = model(input_ids=batch[0], labels=batch[1]).loss
-        return loss
+        """Mean cross entropy of the words of a batch that are asked for."""
+        return F.cross_entropy(*self._asked(model, batch))
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> tuple[float, float]:
@@ -117,12 +116,18 @@ class PythonDocs:
         generator = torch.Generator().manual_seed(0)
         correct, count, loss = 0, 0, 0.0
         for _ in range(32):
-            tokens, labels = self._batch(self._tokens[1], 32, generator)
-            logits, asked = model(input_ids=tokens).logits, labels >= 0
-            correct += int((logits[asked].argmax(1) == labels[asked]).sum())
-            loss += float(F.cross_entropy(logits[asked], labels[asked], reduction="sum"))
-            count += int(asked.sum())
+            logits, wanted = self._asked(model, self._batch(self._tokens[1], 32, generator))
+            correct += int((logits.argmax(1) == wanted).sum())
+            loss += float(F.cross_entropy(logits, wanted, reduction="sum"))
+            count += len(wanted)
         return 100 * correct / count, loss / count
+
+    @staticmethod
+    def _asked(model: Any, batch: Batch) -> Batch:
+        """Logits and words at the places that are asked for; logits of all others would be most of a step's cost."""
+        tokens, labels = batch
+        asked = labels >= 0
+        return model.cls(model.bert(input_ids=tokens).last_hidden_state[asked]), labels[asked]
 
     @cached_property
     def _tokens(self) -> tuple[Tensor, Tensor]:
