@@ -22,12 +22,15 @@ from lightning_compress.exchange.correction import Correction
 from lightning_compress.exchange.nonfinite import NonfiniteWatch
 from lightning_compress.exchange.plan import BucketPart, BucketPlan
 from lightning_compress.exchange.stats import ExchangeStats
+from lightning_compress.kernels import pages
 from lightning_compress.kernels import table as col
 from lightning_compress.kernels.reference import hashing
 from lightning_compress.kernels.reference.bits import pack, unpack
 from lightning_compress.memory.store import StoreView
 
 Steps = Iterator[Collective]
+_PIECE = 2**19
+"""Elements that an owner decodes and encodes at a time on the CPU."""
 
 
 @dataclass
@@ -113,13 +116,15 @@ class Topology(ABC):
                 view.mark_written(job.status == col.PRESENT)
         yield from exchange_dense(job.buffer, self.world_size)
 
-    def _codec(self, part: BucketPart, rows: Tensor | None = None, **columns: Tensor) -> BlockCodec:
-        """A codec for the part's blocks (those in ``rows``) with some columns of the table replaced."""
+    def _codec(self, part: BucketPart, **columns: Tensor) -> BlockCodec:
+        """A codec for the part's blocks with some columns of the table replaced."""
+        return BlockCodec(part.compressor, self._table(part, **columns), per_tensor=True)
+
+    def _table(self, part: BucketPart, **columns: Tensor) -> Tensor:
         table = part.table.clone()
         for name, values in columns.items():
             table[:, getattr(col, name.upper())] = values
-        table = table if rows is None else table[rows]
-        return BlockCodec(part.compressor, table.to(self.device), per_tensor=rows is None)
+        return table.to(self.device)
 
     def _salt(self, compressor: Compressor, step: int, second: bool = False) -> int:
         """Worker and owner round with different numbers, ranks too, except where all must draw the same."""
@@ -127,10 +132,10 @@ class Topology(ABC):
         return hashing.salt(compressor.seed, step, rank)
 
     def _zeros(self, nbytes: int) -> Tensor:
-        return torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
+        return pages.zeros(nbytes, torch.uint8, self.device)
 
     def _empty(self, nbytes: int) -> Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        return pages.empty(nbytes, torch.uint8, self.device)
 
     def _encode_all(self, codecs: list[BlockCodec], job: BucketJob, payload: Tensor, weight: float = 1.0) -> None:
         """The worker's encoding of its gradients, or of what stands in their place."""
@@ -257,14 +262,8 @@ class TwoWay(Topology):
         self._answer = max(plan.section_nbytes)
         self._encode = [self._codec(p, payload=p.table[:, col.PAYLOAD] + first[p.owner]) for p in plan.parts]
         self._result = [self._codec(p, payload=p.table[:, col.PAYLOAD] + p.owner * self._answer) for p in plan.parts]
-        self._shard: list[BlockCodec] = []
-        self._shard_numel = 0
-        for part in plan.parts:
-            mine = part.owner == rank
-            length = part.table[:, col.LENGTH] * mine
-            place = self._shard_numel + length.cumsum(0) - length
-            self._shard.append(self._codec(part, mine, source=place, state=part.owner_state))
-            self._shard_numel += int(length.sum())
+        self._shard = [codec for part in plan.parts for codec in self._pieces(part)]
+        self._longest = max((int(codec.table[:, col.LENGTH].sum()) for codec in self._shard), default=0)
 
     @staticmethod
     @override
@@ -292,27 +291,39 @@ class TwoWay(Topology):
         with job.stats.time("decode", self.device):
             self._decode_all(self._result, job, gathered, self._read_headers(gathered, self.world_size))
 
+    def _pieces(self, part: BucketPart) -> Iterator[BlockCodec]:
+        """This rank's blocks; on the CPU in pieces that stay in its cache between decoding and encoding."""
+        rows = (part.owner == self.rank).nonzero().flatten()
+        length = part.table[rows, col.LENGTH]
+        first = length.cumsum(0) - length
+        piece = first // _PIECE if self.device.type == "cpu" else torch.zeros_like(first)
+        _, number, counts = piece.unique_consecutive(return_inverse=True, return_counts=True)
+        place = torch.zeros(len(part.table), dtype=torch.int64)
+        place[rows] = first - first[counts.cumsum(0) - counts][number]
+        table = self._table(part, source=place, state=part.owner_state)
+        for blocks in rows.to(self.device).split(counts.tolist()):
+            yield BlockCodec(part.compressor, table[blocks])
+
     def _own(self, job: BucketJob, received: Tensor, answer: Tensor) -> None:
         """The owner's part: mean of the decoded codes plus residual, encoded again."""
         dtype = torch.float64 if job.buffer.dtype == torch.float64 else torch.float32
-        shard = torch.empty(self._shard_numel, dtype=dtype, device=self.device)
-        with job.stats.time("decode", self.device):
-            status = self._read_headers(received, self.world_size)
-            for codec in self._shard:
-                salt = self._salt(codec.compressor, job.step)
-                weight = 1.0 / self.world_size
-                codec.decode(
-                    received, shard, status, stride=self._mine, ranks=self.world_size, weight=weight, salt=salt
-                )
-        with job.stats.time("encode", self.device):
-            for codec in self._shard:
+        mean = pages.empty(self._longest, dtype, self.device)
+        status = self._read_headers(received, self.world_size)
+        marks = status.clone()
+        how = {"stride": self._mine, "ranks": self.world_size, "weight": 1.0 / self.world_size}
+        for codec in self._shard:
+            with job.stats.time("decode", self.device):
+                codec.decode(received, mean, status, salt=self._salt(codec.compressor, job.step), **how)
+            with job.stats.time("encode", self.device):
                 # an unbiased code needs no memory, and one in the way would only add variance
-                memory = MemoryView.of(None if codec.compressor.unbiased else job.owner, shard)
+                memory = MemoryView.of(None if codec.compressor.unbiased else job.owner, mean)
                 salt = self._salt(codec.compressor, job.step, second=True)
-                codec.encode(shard, memory, answer, status, scale=job.scale, salt=salt)
-            if job.owner is not None:
-                job.owner.mark_written(status == col.PRESENT)
-            self._write_headers(answer, [0], status)
+                seen = status.clone()  # a parameter's other pieces are coded whatever this one holds
+                codec.encode(mean, memory, answer, seen, scale=job.scale, salt=salt)
+                marks = torch.maximum(marks, seen)
+        if job.owner is not None:
+            job.owner.mark_written(marks == col.PRESENT)
+        self._write_headers(answer, [0], marks)
 
 
 def planned_bytes(nbytes: int) -> Tensor:

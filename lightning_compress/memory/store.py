@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_compress.kernels import pages
+
 
 class Store:
     """State of many parameters in one flat array, addressed by parameter name.
@@ -36,7 +38,7 @@ class Store:
         self._transactional = transactional
         self._index = {name: i for i, name in enumerate(sizes)}
         self._views: dict[tuple[str, ...], Tensor] = {}
-        self.data = torch.zeros(total * (2 if transactional else 1), dtype=dtype, device=device)
+        self.data = pages.zeros(total * (2 if transactional else 1), dtype, device)
         self._current = torch.zeros(len(sizes), dtype=torch.int64, device=device)
         self._dirty = torch.zeros(len(sizes), dtype=torch.bool, device=device)
 
