@@ -310,10 +310,11 @@ class TwoWay(Topology):
         mean = pages.empty(self._longest, dtype, self.device)
         status = self._read_headers(received, self.world_size)
         marks = status.clone()
-        how = {"stride": self._mine, "ranks": self.world_size, "weight": 1.0 / self.world_size}
         for codec in self._shard:
+            salt = self._salt(codec.compressor, job.step)
             with job.stats.time("decode", self.device):
-                codec.decode(received, mean, status, salt=self._salt(codec.compressor, job.step), **how)
+                ranks, weight = self.world_size, 1.0 / self.world_size
+                codec.decode(received, mean, status, stride=self._mine, ranks=ranks, weight=weight, salt=salt)
             with job.stats.time("encode", self.device):
                 # an unbiased code needs no memory, and one in the way would only add variance
                 memory = MemoryView.of(None if codec.compressor.unbiased else job.owner, mean)
