@@ -148,7 +148,7 @@ def _adam_update(batch: Batch, group: dict[str, Any], accumulates: bool) -> None
     """AdamW (Loshchilov & Hutter 2019)."""
     (beta1, beta2), lr = group["betas"], float(group["lr"])
     scales = Scales.of(batch, group)
-    for part in batch.parts:
+    for part in batch.parts():
         if accumulates:
             accumulate(part, part.g, beta1, beta2, 1.0 - beta1)
         torch._foreach_mul_(part.x, 1.0 - lr * group["weight_decay"])
@@ -157,7 +157,7 @@ def _adam_update(batch: Batch, group: dict[str, Any], accumulates: bool) -> None
 
 def _take_momenta(batch: Batch) -> None:
     """What has arrived is the first moment; the second one is frozen."""
-    for part in batch.parts:
+    for part in batch.parts():
         torch._foreach_copy_(part.m, part.g)
     for state in batch.states:
         if "frozen_at" not in state:

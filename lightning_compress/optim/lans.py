@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_compress.kernels.cpu import lans as kernel
+from lightning_compress.kernels.cpu.lans import Coefficients
 from lightning_compress.optim.moments import Batch, MomentOptimizer, Part, Tensors, check_arguments
 
 TrustClip = tuple[float, float]
@@ -91,26 +94,127 @@ def lans_update(batch: Batch, group: dict[str, Any], accumulates: bool = True) -
     beta3 = 1.0 - beta1 if group["grad_averaging"] else 1.0
     factors = _normalising(batch, eps) if group["normalize_grad"] and accumulates else None
     joined, decoupled = (0.0, decay) if group["decoupled_weight_decay"] else (decay, 0.0)
-    scales = Scales.of(batch, group)
-    moves, lengths = [], []
-    for part in batch.parts:
-        g: Tensors = part.g
-        if accumulates:
-            g = g if factors is None else torch._foreach_mul(g, factors)
-            g = torch._foreach_add(g, part.x, alpha=joined) if joined else g
-            accumulate(part, g, beta1, beta2, beta3)
-        u, w = _directions(part, g, decoupled, scales)
-        moves.append((u, w) if accumulates else (u,))
-        lengths.append(torch.stack([norms(part.x), *map(norms, moves[-1])]))
-    sizes, *lengths_of = torch.linalg.vector_norm(torch.stack(lengths), dim=0)
+    numbers = _Numbers(factors, joined, beta1, beta3, beta2, decoupled, Scales.of(batch, group))
+    way = (_Compiled if accumulates and _Compiled.serves(batch) else _Foreach)(batch, numbers, accumulates)
+    sizes, *lengths_of = way.directions()
     weights = (beta1, beta3) if accumulates else (1.0,)
-    rates = [
-        (-lr * weight * trust_ratios(sizes, length, group["trust_clip"])).unbind()
-        for weight, length in zip(weights, lengths_of, strict=True)
-    ]
-    for part, of_part in zip(batch.parts, moves, strict=True):
-        for direction, rate in zip(of_part, rates, strict=True):
-            torch._foreach_addcmul_(part.x, direction, rate)  # a rate is a number that stays on the device
+    way.move(
+        [
+            -lr * q * trust_ratios(sizes, length, group["trust_clip"])
+            for q, length in zip(weights, lengths_of, strict=True)
+        ]
+    )
+
+
+@dataclass
+class _Numbers:
+    """What one step of a batch computes with.
+
+    Attributes:
+        factors: Normalises the gradient of every tensor, [tensors]; None where it is taken as it is.
+        joined: Weight decay that joins the gradient.
+        beta1: Decay of the first moment.
+        beta3: Weight of the gradient in it.
+        beta2: Decay of the second moment.
+        decoupled: Weight decay that joins the directions.
+        scales: Bias correction.
+    """
+
+    factors: Tensor | None
+    joined: float
+    beta1: float
+    beta3: float
+    beta2: float
+    decoupled: float
+    scales: Scales
+
+
+class _Foreach:
+    """The update by ``torch._foreach_*``, on any device; nothing waits for the device."""
+
+    def __init__(self, batch: Batch, numbers: _Numbers, accumulates: bool) -> None:
+        self._parts, self._numbers, self._accumulates = batch.parts(), numbers, accumulates
+        self._moves: list[tuple[Tensors, ...]] = []
+
+    def directions(self) -> Tensor:
+        """Steps 2 to 4; returns the norms of x and of each direction, [1 + directions, tensors]."""
+        lengths = []
+        for part in self._parts:
+            self._moves.append(self._directions(part))
+            lengths.append(torch.stack([norms(part.x), *map(norms, self._moves[-1])]))
+        lengths_of_all: Tensor = torch.linalg.vector_norm(torch.stack(lengths), dim=0)
+        return lengths_of_all
+
+    def move(self, rates: list[Tensor]) -> None:
+        """Adds the directions, each with its rate, [tensors]."""
+        for part, of_part in zip(self._parts, self._moves, strict=True):
+            for direction, rate in zip(of_part, rates, strict=True):
+                torch._foreach_addcmul_(part.x, direction, rate.unbind())  # a rate is a number that stays on the device
+
+    def _directions(self, part: Part) -> tuple[Tensors, ...]:
+        """The u of the first moment and the w of the gradient."""
+        n = self._numbers
+        g: Tensors = part.g
+        if self._accumulates:
+            g = g if n.factors is None else torch._foreach_mul(g, list(n.factors.unbind()))
+            g = torch._foreach_add(g, part.x, alpha=n.joined) if n.joined else g
+            accumulate(part, g, n.beta1, n.beta2, n.beta3)
+        w = torch._foreach_mul(part.x, n.decoupled)
+        denominators = n.scales.denominators(part.v)
+        u = torch._foreach_addcdiv(w, part.m, denominators, n.scales.first)
+        if not self._accumulates:
+            return (u,)
+        torch._foreach_addcdiv_(w, g, denominators, n.scales.root)
+        return u, w
+
+
+class _Compiled:
+    """The same on the CPU in two passes over memory, the second of which makes the directions anew."""
+
+    def __init__(self, batch: Batch, numbers: _Numbers, _: bool = True) -> None:
+        whole, n = batch.whole, numbers
+        self._arrays = [
+            [t.view(-1).numpy() for t in four] for four in zip(whole.x, whole.g, whole.m, whole.v, strict=True)
+        ]
+        self._real = real = self._arrays[0][0].dtype.type
+        factors = [1.0] * len(whole.x) if n.factors is None else n.factors.tolist()
+        self._coefficients = [
+            Coefficients(
+                *map(
+                    real,
+                    (
+                        factor,
+                        n.joined,
+                        n.beta1,
+                        n.beta3,
+                        n.beta2,
+                        1.0 - n.beta2,
+                        first,
+                        root,
+                        root * n.scales.eps,
+                        n.decoupled,
+                    ),
+                )
+            )
+            for factor, first, root in zip(factors, n.scales.first, n.scales.root, strict=True)
+        ]
+
+    @staticmethod
+    def serves(batch: Batch) -> bool:
+        """Whether all tensors are contiguous and on the CPU."""
+        whole = batch.whole
+        return all(t.device.type == "cpu" and t.is_contiguous() for t in chain(whole.x, whole.g, whole.m, whole.v))
+
+    def directions(self) -> Tensor:
+        """As in ``_Foreach``."""
+        squares = [kernel.accumulate(*of_one, c) for of_one, c in zip(self._arrays, self._coefficients, strict=True)]
+        return torch.tensor(squares, dtype=torch.float64).sqrt().T
+
+    def move(self, rates: list[Tensor]) -> None:
+        """As in ``_Foreach``."""
+        both = zip(*(rate.tolist() for rate in rates), strict=True)
+        for of_one, c, (of_u, of_w) in zip(self._arrays, self._coefficients, both, strict=True):
+            kernel.move(*of_one, c, self._real(of_u), self._real(of_w))
 
 
 @dataclass
@@ -147,15 +251,6 @@ class Scales:
         return roots
 
 
-def _directions(part: Part, g: Tensors, decay: float, scales: Scales) -> tuple[Tensors, Tensors]:
-    """The u of the first moment and the w of the gradient."""
-    w = torch._foreach_mul(part.x, decay)
-    denominators = scales.denominators(part.v)
-    u = torch._foreach_addcdiv(w, part.m, denominators, scales.first)
-    torch._foreach_addcdiv_(w, g, denominators, scales.root)
-    return u, w
-
-
 def accumulate(part: Part, g: Tensors, beta1: float, beta2: float, beta3: float) -> None:
     """Moves m to beta1 m + beta3 g and v to beta2 v + (1 - beta2) g^2, in place."""
     torch._foreach_mul_(part.m, beta1)
@@ -175,6 +270,6 @@ def trust_ratios(sizes: Tensor, lengths: Tensor, trust_clip: TrustClip | None) -
     return torch.where((sizes > 0) & (lengths > 0), trusted / lengths, 1.0)
 
 
-def _normalising(batch: Batch, eps: float) -> list[Tensor]:
-    sizes = torch.linalg.vector_norm(torch.stack([norms(part.g) for part in batch.parts]), dim=0)
-    return list(torch.where(sizes > 0, 1.0 / (sizes + eps), 1.0).unbind())
+def _normalising(batch: Batch, eps: float) -> Tensor:
+    sizes = norms(batch.whole.g)
+    return torch.where(sizes > 0, 1.0 / (sizes + eps), 1.0)

@@ -47,13 +47,13 @@ class Batch:
         parameters: What is trained.
         states: The optimizer's state of each.
         values: Their values, float32 (float64) also where the parameters are narrower.
-        parts: Many small tensors in one part, or one large tensor in many.
+        whole: All tensors.
     """
 
     parameters: list[Tensor]
     states: list[dict[str, Any]]
     values: list[Tensor]
-    parts: list[Part]
+    whole: Part
 
     @classmethod
     def of(cls, parameters: list[Tensor], states: list[dict[str, Any]], maximize: bool) -> Batch:
@@ -64,7 +64,11 @@ class Batch:
             gradients = list(torch._foreach_neg(gradients))
         m, v = ([state[name] for state in states] for name in MOMENTS)
         values = [p.detach().to(wide) for p in parameters]
-        return cls(parameters, states, values, Part(values, gradients, m, v).cut(_limit(parameters[0])))
+        return cls(parameters, states, values, Part(values, gradients, m, v))
+
+    def parts(self) -> list[Part]:
+        """Many small tensors in one part, or one large tensor in many."""
+        return self.whole.cut(_limit(self.parameters[0]))
 
     def write_back(self) -> None:
         """Rounds the values into narrower parameters."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_compress.optim import LANS, moments
+from lightning_compress.optim import LANS, lans, moments
 
 CORNERS: list[dict[str, Any]] = [
     {},
@@ -75,11 +75,20 @@ def train(tensors: list[Tensor], gradients: list[list[Tensor | None]], optimizer
     return tensors
 
 
+def choose(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes compiled code for every tensor that it serves, or for none."""
+    if way == "compiled":
+        monkeypatch.setattr(moments, "_CPU_NUMEL", 1)  # every tensor comes alone: one is not contiguous
+    else:
+        monkeypatch.setattr(lans._Compiled, "serves", lambda _: False)
+    if way == "foreach in pieces":
+        monkeypatch.setattr(moments, "_CPU_NUMEL", 100)
+
+
 @pytest.mark.parametrize("options", CORNERS, ids=str)
-@pytest.mark.parametrize("pieces", [False, True])
-def test_equals_the_reference(options: dict[str, Any], pieces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if pieces:
-        monkeypatch.setattr(moments, "_CPU_NUMEL", 100)  # large tensors are updated piece by piece
+@pytest.mark.parametrize("way", ["compiled", "foreach", "foreach in pieces"])
+def test_equals_the_reference(options: dict[str, Any], way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose(way, monkeypatch)
     tensors, gradients = make_tensors(), make_gradients()
     train(tensors, gradients, LANS(tensors, **options))
     for i, (tensor, start) in enumerate(zip(tensors, make_tensors(), strict=True)):
@@ -95,7 +104,9 @@ def test_a_tensor_without_any_gradient_and_decay_stays() -> None:
     assert torch.equal(tensor, torch.ones(5))
 
 
-def test_double_precision_is_exact() -> None:
+@pytest.mark.parametrize("way", ["compiled", "foreach"])
+def test_double_precision_is_exact(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose(way, monkeypatch)
     tensors, gradients = make_tensors(torch.float64), make_gradients()
     train(tensors, gradients, LANS(tensors))
     for i, start in enumerate(make_tensors(torch.float64)):
