@@ -24,7 +24,6 @@ class Momenta:
         self.optimizers = [optimizer for optimizer in optimizers if isinstance(optimizer, CompressedAdam)]
         self._of: dict[int, CompressedAdam] = {}
         for optimizer in self.optimizers:
-            optimizer.attach()
             self._of.update((id(p), optimizer) for group in optimizer.param_groups for p in group["params"])
 
     def announce(self, momenta: bool) -> None:
@@ -36,12 +35,14 @@ class Momenta:
         """See ``CompressedAdam.momentum``."""
         return self._of[id(parameter)].momentum(parameter)
 
-    def require(self, memory: Any, parameters: Mapping[str, Tensor]) -> None:
-        """Checks that every parameter's momentum is at hand if it is to be exchanged.
+    def serve(self, memory: Any, parameters: Mapping[str, Tensor]) -> None:
+        """Tells the optimizers what is exchanged, and checks that every momentum is at hand if it is to be.
 
         Raises:
             ValueError: It is not; the message names the parameter.
         """
+        for optimizer in self.optimizers:
+            optimizer.attach(parameters)
         if not isinstance(memory, SharedMomentum):
             return
         for name, parameter in parameters.items():

@@ -71,7 +71,7 @@ class RankExchange:
         self._watch = NonfiniteWatch() if rank == 0 and not transactional else None
         memory = self.settings.memory
         self.momenta = momenta or Momenta()
-        self.momenta.require(memory, self.parameters)
+        self.momenta.serve(memory, self.parameters)
         self.clip: LocalClip | None = None
         if isinstance(memory, MomentumCorrection) and memory.clip_norm is not None:
             self.clip = LocalClip(memory, self.world_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -89,6 +89,7 @@ class CompressedAdam(MomentOptimizer):
         self.exchange_arguments = {name: value for name, value in said.items() if value is not None}
         self.exchange_defaults: dict[str, Any] = {"compressor": "onebit", "start_step": freeze_step or 0}
         self._attached = self._receives_momenta = False
+        self._names: dict[int, str] = {}
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -104,9 +105,10 @@ class CompressedAdam(MomentOptimizer):
         }
         super().__init__(params, defaults)
 
-    def attach(self) -> None:
-        """Called by the exchange that will serve this optimizer."""
+    def attach(self, parameters: Mapping[str, Tensor]) -> None:
+        """Called by the exchange that will serve this optimizer, with what it exchanges, by name."""
         self._attached, self._receives_momenta = True, False
+        self._names = {id(parameter): name for name, parameter in parameters.items()}
 
     def receive(self, momenta: bool) -> None:
         """Called before each exchange: whether ``grad`` will be the mean of momenta in the next step."""
@@ -137,11 +139,34 @@ class CompressedAdam(MomentOptimizer):
     @override
     def _update(self, batch: Batch, group: dict[str, Any]) -> None:
         if self._receives_momenta:
-            _take_momenta(batch)
+            self._take_momenta(batch)
         if group["update"] == "lans":
             lans_update(batch, group, accumulates=not self._receives_momenta)
         else:
             _adam_update(batch, group, accumulates=not self._receives_momenta)
+
+    def _take_momenta(self, batch: Batch) -> None:
+        """What has arrived is the first moment; the second one is frozen."""
+        for part in batch.parts():
+            torch._foreach_copy_(part.m, part.g)
+        for parameter, state in zip(batch.parameters, batch.states, strict=True):
+            if "frozen_at" not in state and self._has_variance(parameter, state):
+                state["frozen_at"] = max(1, state["step"] - 1)
+                # an element whose gradient has always been zero would move by m / eps at its first one
+                v = state["exp_avg_sq"]
+                v.masked_fill_(v == 0, v.mean())
+
+    def _has_variance(self, parameter: Tensor, state: dict[str, Any]) -> bool:
+        """Whether a second moment can be frozen. It, and what has arrived, are the same on all ranks, and so is the error."""
+        if bool(state["exp_avg_sq"].any()):
+            return True
+        if bool(state["exp_avg"].any()):
+            raise ValueError(
+                f"exchanged='momentum' divides by variances that were frozen at freeze_step, and "
+                f"{self._names[id(parameter)]!r} has none: no gradient had reached it before. Train it from the start "
+                "(unfreeze it long before freeze_step), raise freeze_step, or use CompressedAdam(exchanged='gradient')."
+            )
+        return False  # nothing has arrived either
 
 
 def _adam_update(batch: Batch, group: dict[str, Any], accumulates: bool) -> None:
@@ -153,18 +178,6 @@ def _adam_update(batch: Batch, group: dict[str, Any], accumulates: bool) -> None
             accumulate(part, part.g, beta1, beta2, 1.0 - beta1)
         torch._foreach_mul_(part.x, 1.0 - lr * group["weight_decay"])
         torch._foreach_addcdiv_(part.x, part.m, scales.denominators(part.v), [-lr * first for first in scales.first])
-
-
-def _take_momenta(batch: Batch) -> None:
-    """What has arrived is the first moment; the second one is frozen."""
-    for part in batch.parts():
-        torch._foreach_copy_(part.m, part.g)
-    for state in batch.states:
-        if "frozen_at" not in state:
-            state["frozen_at"] = max(1, state["step"] - 1)
-            # an element whose gradient has always been zero would move by m / eps at its first one
-            v = state["exp_avg_sq"]
-            v.masked_fill_(v == 0, v.mean())
 
 
 def _holds(group: dict[str, Any], parameter: Tensor) -> bool:

@@ -211,6 +211,26 @@ def test_rows_that_are_never_hit_stay_and_late_ones_do_not_explode() -> None:
     assert float(moved.max()) < 1.0
 
 
+def test_a_tensor_without_a_variance_stays_until_something_arrives_and_then_is_an_error() -> None:
+    model = make_model()
+    optimizer = CompressedAdam(model.parameters(), weight_decay=0.0, exchanged="momentum", freeze_step=2)
+    exchange = SimulatedExchange(model, 2, optimizer=optimizer)
+    before = model[2].weight.detach().clone()
+    for step in range(6):
+        gradients = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+        if step < 5:
+            gradients["2.weight"].zero_()
+        for name, mean in exchange.mean([gradients, gradients]).items():
+            model.get_parameter(name).grad = mean
+        if step == 5:
+            with pytest.raises(ValueError, match=r"'2.weight' has none.*raise freeze_step.*exchanged='gradient'"):
+                optimizer.step()
+        else:
+            optimizer.step()
+    assert torch.equal(model[2].weight, before)
+    assert optimizer.state[model[0].weight]["frozen_at"] == 2
+
+
 def test_a_gradient_that_is_missing_on_a_rank_is_an_error() -> None:
     model = make_model()
     optimizer = CompressedAdam(model.parameters(), exchanged="momentum", freeze_step=1)

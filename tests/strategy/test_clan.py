@@ -85,10 +85,20 @@ def accumulated() -> tuple[int, int, int]:
 
 
 def refused(strategy: Any, options: dict[str, Any], **adam: Any) -> str:
-    trainer = make_trainer(strategy, max_steps=1, **options)
+    trainer = make_trainer(strategy, **{"max_steps": 1, **options})
     with pytest.raises(ValueError) as error:  # noqa: PT011  # the message is checked by the test
         trainer.fit(Trained(**adam))
     return str(error.value)
+
+
+class Unfreeze(pl.Callback):
+    """The first layer is trained late."""
+
+    def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
+        module.model[0].requires_grad_(False)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+        module.model[0].requires_grad_(trainer.global_step >= 6)
 
 
 def on_a_rank(folder: str) -> dict[str, Any]:
@@ -98,6 +108,7 @@ def on_a_rank(folder: str) -> dict[str, Any]:
         "simulated": {mode: simulated(mode) for mode in MODES},
         "accumulated": accumulated(),
         "clipped": refused("compressed", {"gradient_clip_val": 0.5}, **MODES["momentum"]),
+        "unfrozen": refused("compressed", {"max_steps": STEPS, "callbacks": [Unfreeze()]}, **MODES["momentum"]),
         "both": refused(CompressedStrategy(TopK(0.1)), {}, compressor="onebit"),
     }
 
@@ -127,6 +138,7 @@ def test_two_ranks_equal_the_simulator_and_resume_exactly(tmp_path: Path) -> Non
     assert first["accumulated"] == second["accumulated"] == (5, 5, 4)
     for rank in (first, second):
         assert "exchanged='gradient'" in rank["clipped"]
+        assert "'model.0.weight' has none" in rank["unfrozen"]
         assert "TopK(ratio=0.1" in rank["both"]
         assert "compressor='onebit'" in rank["both"]
 
