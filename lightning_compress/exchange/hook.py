@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -35,16 +34,19 @@ class GradientExchange:
     3. Exchange the payloads; in a two-way exchange the owners average, add their own residual and encode again.
     4. Decode into DDP's buffer. Every rank decodes the same bytes, so parameters stay bit-identical.
 
+    Where an argument is None, the default in brackets holds, or what a ``CompressedAdam`` among the optimizers says. What is
+    given here must not contradict it.
+
     Args:
-        compressor: A name or an instance; more bits are gentler, fewer faster.
-        memory: "auto" (error feedback for biased compressors), "none", "error_feedback", or an ``ErrorFeedback`` or
+        compressor: A name or an instance ["quantize", 4 bits]; more bits are gentler, fewer faster.
+        memory: ["auto"] (error feedback for biased compressors), "none", "error_feedback", or an ``ErrorFeedback`` or
             ``MomentumCorrection`` instance.
-        exchange: "auto" (all_reduce where payloads can be added, else two_way; under momentum correction whichever of
+        exchange: ["auto"] (all_reduce where payloads can be added, else two_way; under momentum correction whichever of
             two_way and all_gather sends less), "all_reduce", "all_gather" (only for a few ranks: its traffic grows
             with their number), "two_way", or "hierarchical": dense inside every node and compressed between the nodes, by
             all_reduce where payloads can be added and else by two_way; "hierarchical_all_gather" and the like choose it.
-        dense: How norms, biases and other small tensors travel: "auto", a code, a size in bytes, or a ``DenseRule``.
-        start_step: Exchanges that are dense before compression begins. An exchange is a backward whose gradients are
+        dense: How norms, biases and other small tensors travel: ["auto"], a code, a size in bytes, or a ``DenseRule``.
+        start_step: Exchanges that are dense before compression begins [0]. An exchange is a backward whose gradients are
             synchronized: one per optimizer step, however many batches it accumulates, but two where two backwards are
             (a GAN's turns, manual optimization), and one more where a static graph is learned while accumulating.
         schedule: ``DensityWarmup`` for compressors with a density; begins after the dense steps.
@@ -58,24 +60,23 @@ class GradientExchange:
 
     def __init__(
         self,
-        compressor: str | Compressor = "quantize",
-        memory: MemoryName | Memory = "auto",
-        exchange: ExchangeName = "auto",
-        dense: str | int | DenseRule = "auto",
-        start_step: int = 0,
+        compressor: str | Compressor | None = None,
+        memory: MemoryName | Memory | None = None,
+        exchange: ExchangeName | None = None,
+        dense: str | int | DenseRule | None = None,
+        start_step: int | None = None,
         schedule: DensityWarmup | None = None,
         verify_every: int = 0,
     ) -> None:
-        self._arguments: dict[str, Any] = {
-            "compressor": compressor,
-            "memory": memory,
-            "exchange": exchange,
-            "dense": dense,
-            "start_step": start_step,
-            "schedule": schedule,
-            "verify_every": verify_every,
-        }
-        self.settings = self._own_settings = ExchangeSettings.make(**self._arguments)
+        self.choose(
+            compressor=compressor,
+            memory=memory,
+            exchange=exchange,
+            dense=dense,
+            start_step=start_step,
+            schedule=schedule,
+            verify_every=verify_every,
+        )
         self._stats = ExchangeStats()
         self._step = 0
         self._runtime: Runtime | None = None
@@ -149,8 +150,8 @@ class GradientExchange:
         Raises:
             ValueError: As the constructor does.
         """
-        self._arguments = {**_DEFAULTS, **arguments}
-        self.settings = self._own_settings = ExchangeSettings.make(**self._arguments)
+        self._said = {name: value for name, value in arguments.items() if value is not None and value != "auto"}
+        self.settings = self._own_settings = ExchangeSettings.make(**self._said)
 
     def configure(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Completes the settings by what a ``CompressedAdam`` among the optimizers says.
@@ -158,7 +159,7 @@ class GradientExchange:
         Raises:
             ValueError: It says something else than this exchange; the message shows both.
         """
-        self.settings = agreed_settings(self._arguments, _DEFAULTS, optimizers) or self._own_settings
+        self.settings = agreed_settings(self._said, optimizers) or self._own_settings
 
     def switch(
         self,
@@ -302,13 +303,6 @@ class GradientExchange:
         return future
 
 
-_DEFAULTS = {
-    name: parameter.default
-    for name, parameter in inspect.signature(GradientExchange.__init__).parameters.items()
-    if name != "self"
-}
-
-
 def refuse_python_reducer(ddp: DistributedDataParallel | None = None) -> None:
     """Raises if torch.compile is set to bypass DDP's buckets (for ``ddp``, or for models wrapped from now on)."""
     if ddp is None:
@@ -326,11 +320,11 @@ def refuse_python_reducer(ddp: DistributedDataParallel | None = None) -> None:
 
 def register_comm_hook(
     ddp: DistributedDataParallel,
-    compressor: str | Compressor = "quantize",
-    memory: MemoryName | Memory = "auto",
-    exchange: ExchangeName = "auto",
-    dense: str | int | DenseRule = "auto",
-    start_step: int = 0,
+    compressor: str | Compressor | None = None,
+    memory: MemoryName | Memory | None = None,
+    exchange: ExchangeName | None = None,
+    dense: str | int | DenseRule | None = None,
+    start_step: int | None = None,
     schedule: DensityWarmup | None = None,
     grad_scaler: Any | None = None,
     timeout: timedelta | None = None,

@@ -53,14 +53,11 @@ class Momenta:
                 )
 
 
-def agreed_settings(
-    arguments: Mapping[str, Any], defaults: Mapping[str, Any], optimizers: Iterable[torch.optim.Optimizer]
-) -> ExchangeSettings | None:
+def agreed_settings(said: Mapping[str, Any], optimizers: Iterable[torch.optim.Optimizer]) -> ExchangeSettings | None:
     """The settings that an exchange and its optimizers have said together; None if the optimizers say nothing.
 
     Args:
-        arguments: Of the exchange.
-        defaults: An argument that equals its default has not been said.
+        said: Arguments that the exchange was given.
         optimizers: Those that serve the model.
 
     Raises:
@@ -69,7 +66,7 @@ def agreed_settings(
     adams = [optimizer for optimizer in optimizers if isinstance(optimizer, CompressedAdam)]
     if not adams:
         return None
-    settings = [_agreed(arguments, defaults, adam) for adam in adams]
+    settings = [_agreed(dict(said), adam) for adam in adams]
     for other in settings[1:]:
         if other != settings[0]:
             raise ValueError(
@@ -79,8 +76,7 @@ def agreed_settings(
     return settings[0]
 
 
-def _agreed(arguments: Mapping[str, Any], defaults: Mapping[str, Any], adam: CompressedAdam) -> ExchangeSettings:
-    said = {name: value for name, value in arguments.items() if value != defaults[name]}
+def _agreed(said: dict[str, Any], adam: CompressedAdam) -> ExchangeSettings:
     theirs = adam.exchange_arguments
     if isinstance(theirs.get("memory"), SharedMomentum) and said.get("memory") == "error_feedback":
         del said["memory"]  # which it is

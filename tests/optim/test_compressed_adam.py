@@ -67,6 +67,9 @@ def test_settings_of_both_are_put_together() -> None:
     [
         ({"compressor": "onebit"}, {"compressor": TopK(0.1)}, ("'onebit'", "TopK(ratio=0.1")),
         ({"start_step": 5}, {"start_step": 3}, ("start_step=5", "start_step=3")),
+        # also where it is what would hold if nobody said anything
+        ({"compressor": TopK(0.1)}, {"compressor": "quantize"}, ("'quantize'", "TopK(ratio=0.1")),
+        ({"start_step": 5}, {"start_step": 0}, ("start_step=5", "start_step=0")),
         ({"memory": "none"}, {"memory": "error_feedback", "compressor": "dithering"}, ("'none'", "'error_feedback'")),
         (
             {"exchanged": "momentum", "freeze_step": 4},
@@ -91,6 +94,17 @@ def test_what_only_looks_different_agrees() -> None:
     exchange.configure([momentum])
     assert exchange.settings.memory == SharedMomentum(4)
     assert exchange.settings.start_step == 4
+
+
+def test_what_the_exchange_was_given_holds_also_where_it_is_the_default() -> None:
+    optimizer = CompressedAdam(make_model().parameters())
+    exchange = GradientExchange(compressor="quantize")
+    exchange.configure([optimizer])
+    assert exchange.settings == GradientExchange("quantize").settings
+    later = CompressedAdam(make_model().parameters(), exchanged="momentum", freeze_step=4)
+    exchange = GradientExchange(memory="auto", start_step=0)
+    exchange.configure([later])
+    assert (exchange.settings.compressor, exchange.settings.start_step) == (OneBit(), 0)
 
 
 def test_several_must_say_the_same() -> None:
