@@ -75,7 +75,8 @@ class Hierarchical(Topology):
             self._scatter(job, send)
         yield AllToAll(send, received, self._sections, level="node")
         with job.stats.time("encode", self.device):
-            shard = dataclasses.replace(job, buffer=self._sum(received), status=self._read_headers(received, ranks))
+            status = self._read_headers(received, ranks)
+            shard = dataclasses.replace(job, buffer=self._sum(received), status=status, watch=None)
         for collective in self._inner.run(shard):
             collective.level = "nodes"
             yield collective
@@ -86,7 +87,7 @@ class Hierarchical(Topology):
             self._values(answer, self._local).copy_(shard.buffer)
         yield AllGather(answer, gathered, level="node")
         with job.stats.time("decode", self.device):
-            self._gather(job.buffer, gathered)
+            self._gather(job, gathered)
 
     def _scatter(self, job: BucketJob, send: Tensor) -> None:
         """Every place's section: who takes part, and its shard of this rank's gradients; zeros where no backward was."""
@@ -108,10 +109,12 @@ class Hierarchical(Topology):
             total += values
         return total.mul_(1.0 / len(self._shards))
 
-    def _gather(self, buffer: Tensor, gathered: Tensor) -> None:
+    def _gather(self, job: BucketJob, gathered: Tensor) -> None:
         """Puts the node's shards together; what no rank's backward reached stays as it is."""
-        ranks = len(self._shards)
+        buffer, ranks = job.buffer, len(self._shards)
         seen = self._read_headers(gathered, ranks)
+        if job.watch is not None:  # a shard knows nothing of the others
+            job.watch.look(self.plan.names, seen, job.step)
         sections = [self._values(section, local) for local, section in enumerate(gathered.chunk(ranks))]
         parts = [
             section.split([part.numel for part in shard]) for section, shard in zip(sections, self._shards, strict=True)
