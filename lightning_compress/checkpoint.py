@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import pickle
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+
+_calls = itertools.count()
 
 
 @contextlib.contextmanager
@@ -59,7 +62,8 @@ def all_ranks_are_at(step: int, patience: timedelta = timedelta(seconds=10)) -> 
 
     After a SIGTERM ranks may have stopped at different places, where a collective would meet another one.
     """
-    store, prefix = dist.distributed_c10d._get_default_store(), "lightning-compress/stopped"
+    # a key of an earlier call would answer for a rank that is not here
+    store, prefix = dist.distributed_c10d._get_default_store(), f"lightning-compress/stopped/{next(_calls)}"
     try:
         keys = [f"{prefix}/{rank}" for rank in range(dist.get_world_size())]
         store.set(keys[dist.get_rank()], str(step))

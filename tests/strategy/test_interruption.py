@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from pytorch_lightning.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from lightning_compress import CompressedStrategy
-from lightning_compress.checkpoint import replaced_at_once
+from lightning_compress.checkpoint import all_ranks_are_at, replaced_at_once
 from tests.exchange.training import content
 from tests.ranks import run_ranks
 from tests.strategy.training import Classifier, fitted, make_trainer
@@ -193,3 +194,14 @@ def test_a_full_disk_ends_the_run_and_leaves_the_older_checkpoints(tmp_path: Pat
     assert sorted(p.name for p in tmp_path.glob("*.ckpt")) == ["step=4.ckpt"]
     (found, _), _ = run_ranks(resume, 2, str(tmp_path / "step=4.ckpt"))
     assert found == run_ranks(undisturbed, 2)[0]
+
+
+def asked_twice() -> list[bool]:
+    soon = timedelta(seconds=0.5)
+    answers = [all_ranks_are_at(5), all_ranks_are_at(5 + dist.get_rank())]
+    return [*answers, all_ranks_are_at(5, soon) if dist.get_rank() == 0 else False]
+
+
+def test_a_rank_that_stood_here_before_does_not_count() -> None:
+    # the last time, rank 1 does not come
+    assert run_ranks(asked_twice, 2) == [[True, False, False]] * 2
