@@ -24,7 +24,7 @@ from lightning_compress.compressors import (
     register_compressor,
 )
 from lightning_compress.exchange import DenseRule, GradientExchange, register_comm_hook
-from lightning_compress.memory import ErrorFeedback, MomentumCorrection
+from lightning_compress.memory import ErrorFeedback, MomentumCorrection, SharedMomentum
 from lightning_compress.schedule import DensityWarmup
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ __all__ = [
     "OneBit",
     "Quantize",
     "RandomK",
+    "SharedMomentum",
     "Ternary",
     "TopK",
     "plan",

@@ -43,7 +43,8 @@ class MonitorGlue(Callback):
     ``trainer.callback_metrics`` under stable names:
 
     - of the last step: ``comm/bytes_sent``, ``comm/bytes_received``, ``comm/ratio`` (dense bytes / bytes sent),
-      ``comm/density``, ``comm/encode_seconds``, ``comm/decode_seconds``, ``comm/wait_seconds``;
+      ``comm/density``, ``comm/encode_seconds``, ``comm/decode_seconds``, ``comm/wait_seconds``, and in a hierarchical exchange
+      ``comm/bytes_between_nodes``;
     - since the fit began: ``comm/total_bytes_sent``, ``comm/total_bytes_received``, ``comm/skipped_steps`` (by the loss
       scaler);
     - where something is remembered: ``comm/residual_ratio``, the last sample of residual norm / gradient norm.
@@ -77,6 +78,7 @@ class MonitorGlue(Callback):
 
     def _begin(self, first: dict[str, Any] | None = None) -> None:
         self._first = first or {}
+        self._of_nodes: tuple[str, ...] = ()
         self._logged_step = 0
         self._norms: tuple[float, float] | None = None
         self._sampled = False
@@ -86,7 +88,9 @@ class MonitorGlue(Callback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(_exchange(trainer).stats())
+        exchange = _exchange(trainer)
+        self._begin(exchange.stats())
+        self._of_nodes = ("bytes_between_nodes",) if exchange.settings.hierarchical else ()
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -128,7 +132,7 @@ class MonitorGlue(Callback):
             write_report(self._report, self._samples, rows, list(self._said.values()))
 
     def _figures(self, stats: dict[str, Any]) -> dict[str, float]:
-        figures = {name: stats["last"][name] for name in _STEP_FIGURES}
+        figures = {name: stats["last"][name] for name in (*_STEP_FIGURES, *self._of_nodes)}
         figures |= {f"total_{name}": stats[name] - self._first[name] for name in ("bytes_sent", "bytes_received")}
         figures["skipped_steps"] = stats["skipped_steps"] - self._first["skipped_steps"]
         figures["density"] = stats["density"]
@@ -229,6 +233,7 @@ def _summary(
         ("steps skipped by the loss scaler", f"{done['skipped_steps']}"),
         ("bytes dense DDP would send", f"{done['dense_bytes']:,}"),
         ("bytes sent", f"{done['bytes_sent']:,}"),
+        *([("bytes sent between nodes", f"{done['bytes_between_nodes']:,}")] if exchange.settings.hierarchical else []),
         ("bytes received", f"{done['bytes_received']:,}"),
         ("compression ratio", f"{ratio:.1f}x"),
         ("planned ratio", f"{exchange.planned_ratio():.1f}x"),

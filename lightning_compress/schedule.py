@@ -20,7 +20,8 @@ class DensityWarmup:
         densities: Share of elements to keep in each stage, not rising; the paper's by default. 1.0 is a dense stage:
             the most effective way to lose less accuracy on short runs.
         epochs: Epochs per stage; fractions are allowed. The default when ``steps`` is not given: one.
-        steps: Optimizer steps per stage, instead of ``epochs``. Plain DDP, which knows no epochs, needs it.
+        steps: Optimizer steps per stage, instead of ``epochs``. Plain DDP, which knows no epochs, needs it, or
+            ``register_comm_hook(steps_per_epoch=...)``.
     """
 
     densities: Sequence[float] = (0.25, 0.0625, 0.015625, 0.004)
@@ -52,7 +53,8 @@ class DensityWarmup:
             return self.steps
         if steps_per_epoch is None:
             raise ValueError(
-                "DensityWarmup counts epochs, which plain DDP does not know: give DensityWarmup(steps=...)."
+                "DensityWarmup counts epochs, whose length plain DDP does not know: give DensityWarmup(steps=...), or "
+                "register_comm_hook(..., steps_per_epoch=...)."
             )
         return max(1, round((self.epochs or 1.0) * steps_per_epoch))
 

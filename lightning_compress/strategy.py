@@ -67,21 +67,22 @@ _UNUSED_PARAMETERS = (
 class CompressionGlue(DDPStrategy):
     """Mixed into a DDPStrategy: the strategy behind ``Trainer(strategy="compressed")``.
 
-    Where an argument is None, the default in brackets holds, or what a ``CompressedAdam`` among the optimizers says. What is
-    given here must not contradict it.
+    What is given here must not contradict what a ``CompressedAdam`` among the optimizers says. "default", "auto" and None leave
+    it open.
 
     Args:
-        compressor: Code of the gradients: a name or an instance ["quantize": 4 bits, the gentle one]; see the README's table
-            for what each costs.
-        memory: ["auto"] (error feedback for biased compressors), "none", "error_feedback", or an ``ErrorFeedback`` or
+        compressor: Code of the gradients: a name or an instance; see the README's table for what each costs. "default": what a
+            ``CompressedAdam`` says, else "quantize" (4 bits), the gentle one.
+        memory: "auto" (error feedback for biased compressors), "none", "error_feedback", or an ``ErrorFeedback`` or
             ``MomentumCorrection`` instance.
-        exchange: ["auto"] (all_reduce where payloads can be added, else two_way), "all_reduce", "all_gather", "two_way", or
+        exchange: "auto" (all_reduce where payloads can be added, else two_way), "all_reduce", "all_gather", "two_way", or
             "hierarchical" (dense inside a node, compressed between nodes, there as by "auto"; "hierarchical_all_reduce",
             "hierarchical_all_gather" and "hierarchical_two_way" choose).
-        dense: How norms, biases and other small tensors travel: ["auto"], a code, a size in bytes, or a ``DenseRule``.
-        start_step: Exchanges that are dense before compression begins [0]. An exchange is a backward whose gradients are
-            synchronized: one per optimizer step, however many batches it accumulates, but two where two backwards are
-            (a GAN's turns, manual optimization), and one more where a static graph is learned while accumulating.
+        dense: How norms, biases and other small tensors travel: "auto", a code, a size in bytes, or a ``DenseRule``.
+        start_step: Exchanges that are dense before compression begins; None: as a ``CompressedAdam`` says, else 0. An exchange
+            is a backward whose gradients are synchronized: one per optimizer step, however many batches it accumulates, but
+            two where two backwards are (a GAN's turns, manual optimization), and one more where a static graph is learned
+            while accumulating.
         schedule: ``DensityWarmup`` for compressors with a density; begins after the dense steps.
         save_state: What checkpoints keep of the residuals: "exact" (every rank's: world size x model size; a resumed
             run is bit-identical; beyond 4 GiB the mean, with a warning), "mean" (one model size: what is owed to the
@@ -101,10 +102,10 @@ class CompressionGlue(DDPStrategy):
 
     def __init__(
         self,
-        compressor: str | Compressor | None = None,
-        memory: MemoryName | Memory | None = None,
-        exchange: ExchangeName | None = None,
-        dense: str | int | DenseRule | None = None,
+        compressor: str | Compressor = "default",
+        memory: MemoryName | Memory = "auto",
+        exchange: ExchangeName = "auto",
+        dense: str | int | DenseRule = "auto",
         start_step: int | None = None,
         schedule: DensityWarmup | None = None,
         save_state: SaveMode = "exact",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,8 @@ from lightning_compress.checks import check_timeout
 from lightning_compress.compressors.base import Compressor
 from lightning_compress.exchange.debt import Debt
 from lightning_compress.exchange.dense import DenseRule
-from lightning_compress.exchange.momenta import Momenta, agreed_settings
+from lightning_compress.exchange.momenta import agreed_settings
+from lightning_compress.exchange.nonfinite import NonfiniteWatch
 from lightning_compress.exchange.runtime import Runtime, compile_for
 from lightning_compress.exchange.sampling import sample_norms
 from lightning_compress.exchange.settings import ExchangeName, ExchangeSettings, Memory, MemoryName
@@ -34,21 +36,23 @@ class GradientExchange:
     3. Exchange the payloads; in a two-way exchange the owners average, add their own residual and encode again.
     4. Decode into DDP's buffer. Every rank decodes the same bytes, so parameters stay bit-identical.
 
-    Where an argument is None, the default in brackets holds, or what a ``CompressedAdam`` among the optimizers says. What is
-    given here must not contradict it.
+    What is given here must not contradict what a ``CompressedAdam`` among the optimizers says. "default", "auto" and None leave
+    it open.
 
     Args:
-        compressor: A name or an instance ["quantize", 4 bits]; more bits are gentler, fewer faster.
-        memory: ["auto"] (error feedback for biased compressors), "none", "error_feedback", or an ``ErrorFeedback`` or
+        compressor: A name or an instance; more bits are gentler, fewer faster. "default": what a ``CompressedAdam`` says, else
+            "quantize" (4 bits).
+        memory: "auto" (error feedback for biased compressors), "none", "error_feedback", or an ``ErrorFeedback`` or
             ``MomentumCorrection`` instance.
-        exchange: ["auto"] (all_reduce where payloads can be added, else two_way; under momentum correction whichever of
+        exchange: "auto" (all_reduce where payloads can be added, else two_way; under momentum correction whichever of
             two_way and all_gather sends less), "all_reduce", "all_gather" (only for a few ranks: its traffic grows
             with their number), "two_way", or "hierarchical": dense inside every node and compressed between the nodes, by
             all_reduce where payloads can be added and else by two_way; "hierarchical_all_gather" and the like choose it.
-        dense: How norms, biases and other small tensors travel: ["auto"], a code, a size in bytes, or a ``DenseRule``.
-        start_step: Exchanges that are dense before compression begins [0]. An exchange is a backward whose gradients are
-            synchronized: one per optimizer step, however many batches it accumulates, but two where two backwards are
-            (a GAN's turns, manual optimization), and one more where a static graph is learned while accumulating.
+        dense: How norms, biases and other small tensors travel: "auto", a code, a size in bytes, or a ``DenseRule``.
+        start_step: Exchanges that are dense before compression begins; None: as a ``CompressedAdam`` says, else 0. An exchange
+            is a backward whose gradients are synchronized: one per optimizer step, however many batches it accumulates, but
+            two where two backwards are (a GAN's turns, manual optimization), and one more where a static graph is learned
+            while accumulating.
         schedule: ``DensityWarmup`` for compressors with a density; begins after the dense steps.
         verify_every: For debugging: compares a checksum of every parameter over all ranks at each n-th step and fails at
             once on all of them, naming the first parameter that differs; 0 for never. Costs a pass over the parameters
@@ -60,10 +64,10 @@ class GradientExchange:
 
     def __init__(
         self,
-        compressor: str | Compressor | None = None,
-        memory: MemoryName | Memory | None = None,
-        exchange: ExchangeName | None = None,
-        dense: str | int | DenseRule | None = None,
+        compressor: str | Compressor = "default",
+        memory: MemoryName | Memory = "auto",
+        exchange: ExchangeName = "auto",
+        dense: str | int | DenseRule = "auto",
         start_step: int | None = None,
         schedule: DensityWarmup | None = None,
         verify_every: int = 0,
@@ -82,6 +86,8 @@ class GradientExchange:
         self._runtime: Runtime | None = None
         self._restored: Mapping[str, Any] | None = None
         self._debts: list[Debt] = []
+        self._watch = NonfiniteWatch()
+        self._told: dict[str, Any] = {}  # of the training around it, when it was attached
 
     def attach(
         self,
@@ -89,12 +95,13 @@ class GradientExchange:
         grad_scaler: Any | None = None,
         timeout: timedelta | None = None,
         steps_per_epoch: int | None = None,
-        optimizers: Sequence[torch.optim.Optimizer] = (),
+        optimizers: Sequence[torch.optim.Optimizer] | None = None,
         ranks_per_node: int | None = None,
     ) -> GradientExchange:
         """Takes over the gradient exchange of ``ddp``; called on all ranks.
 
-        Wrapping the same module again keeps its memories, by parameter name where other parameters are trained than before.
+        Wrapping the same module again keeps its memories, by parameter name where other parameters are trained than before, and
+        the last three arguments where they are None.
 
         Args:
             ddp: A wrapped model that has no communication hook yet.
@@ -109,39 +116,33 @@ class GradientExchange:
         Raises:
             ValueError: ``ddp`` cannot be served; the message says why and what to do.
         """
-        if not isinstance(ddp, DistributedDataParallel):
-            raise ValueError(f"Wrap the model first: DistributedDataParallel(model), got {type(ddp).__name__}.")
-        check_timeout(timeout)
-        refuse_python_reducer(ddp)
-        hooks = [hook for hook, _ in ddp._comm_hooks]
-        if hooks not in ([], [self._hook]):
-            raise ValueError(
-                f"DDP takes only one communication hook and this model has {hooks[0].__qualname__} already: wrap it again, "
-                "without another hook and without mixed_precision, and attach the exchange to that."
-            )
+        self._check(ddp, timeout)
+        told = _given(steps_per_epoch=steps_per_epoch, optimizers=optimizers, ranks_per_node=ranks_per_node)
+        last = self._runtime
+        previous = last.exchange if last is not None and last.module is ddp.module else None
+        self._told = told if previous is None else {**self._told, **told}
         self.close()
-        self.configure(optimizers)
+        self.configure(self._told.get("optimizers", ()))
         if isinstance(self.settings.memory, SharedMomentum) and ddp.find_unused_parameters:
             raise ValueError(
                 "exchanged='momentum' needs a gradient of every parameter on every rank: set find_unused_parameters=False, "
                 "or use CompressedAdam(exchanged='gradient')."
             )
-        previous, memories = self._runtime, None
-        if previous is not None and previous.module is ddp.module:
-            previous.settle()  # with the scaler of that time
-            memories = previous.exchange.memories
-        elif previous is not None and self._restored is None:
+        if last is not None and previous is not None:
+            last.settle()  # with the scaler of that time
+        elif last is not None and self._restored is None:
             self._step = 0  # another model
-        arguments = (grad_scaler, timeout, steps_per_epoch, memories, Momenta(optimizers), self._debts, ranks_per_node)
-        self._runtime, self._debts = Runtime(self.settings, self._stats, ddp, *arguments), []
-        if not hooks:
+        arguments = (grad_scaler, timeout, previous, self._debts, self._watch)
+        self._runtime, self._debts = Runtime(self.settings, self._stats, ddp, *arguments, **self._told), []
+        if not ddp._comm_hooks:
             ddp.register_comm_hook(None, self._hook)
+        exchange = self._runtime.exchange
         if self._restored is not None:
-            self._runtime.exchange.restore(self._restored)
+            exchange.restore(self._restored)
             self._restored = None
-        elif previous is not None and memories is not None and self._runtime.exchange.memories is not memories:
+        elif previous is not None and exchange.memories is not previous.memories:
             # other parameters are trained than before, or a loss scaler has come or gone: by name
-            self._runtime.exchange.restore(share(previous.exchange.state(), ddp.process_group))
+            exchange.restore(share(previous.state(), ddp.process_group))
         return self
 
     def choose(self, **arguments: Any) -> None:
@@ -150,7 +151,7 @@ class GradientExchange:
         Raises:
             ValueError: As the constructor does.
         """
-        self._said = {name: value for name, value in arguments.items() if value is not None and value != "auto"}
+        self._said = {name: value for name, value in arguments.items() if value != _UNSAID.get(name)}
         self.settings = self._own_settings = ExchangeSettings.make(**self._said)
 
     def configure(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -167,6 +168,7 @@ class GradientExchange:
         ddp: DistributedDataParallel,
         grad_scaler: Any | None = None,
         timeout: timedelta | None = None,
+        steps_per_epoch: int | None = None,
         ranks_per_node: int | None = None,
     ) -> None:
         """Goes on with other settings; called on all ranks between two steps of the attached model.
@@ -176,27 +178,39 @@ class GradientExchange:
 
         Args:
             arguments: The constructor's, from the next step on.
-            ddp: The attached model, like the next three as in ``attach``.
+            ddp: The attached model, like the next four as in ``attach``.
             grad_scaler: The loss scaler of the training.
             timeout: Of the exchange's process groups.
+            steps_per_epoch: For a schedule that counts epochs.
             ranks_per_node: For a hierarchical exchange.
 
         Raises:
             ValueError: A wrong argument, or one of both exchanges something else than gradients: nothing can be carried over.
+                The old settings stay in force.
         """
         old = self._runtime
         if old is None or not old.open:
             raise RuntimeError("lightning-compress: switch() needs an attached exchange; call attach() first.")
-        old.settle()
-        before = self.settings
-        self.choose(**arguments)
-        for one in (before, self.settings):
+        self._check(ddp, timeout)
+        told = {**self._told, **_given(steps_per_epoch=steps_per_epoch, ranks_per_node=ranks_per_node)}
+        new = GradientExchange(**arguments)
+        new.configure(told.get("optimizers", ()))
+        for one in (self.settings, new.settings):
             if one.memory is not None and not isinstance(one.memory, ErrorFeedback):
                 raise ValueError(f"{type(one.memory).__name__} cannot be switched on or off between steps.")
+        if new.settings.schedule is not None:
+            new.settings.schedule.stage_steps(told.get("steps_per_epoch"))
+        old.settle()
+        before = dict(vars(self))
+        self._said, self._own_settings = new._said, new._own_settings
         self._debts = [*old.debts, Debt(old.exchange)]
         self.close()
         self._runtime = None
-        self.attach(ddp, grad_scaler, timeout, ranks_per_node=ranks_per_node)
+        try:
+            self.attach(ddp, grad_scaler, timeout, **told)
+        except ValueError:  # ranks differ: attach() can go on as before
+            vars(self).update(before)
+            raise
 
     def compile(self, module: torch.nn.Module) -> None:
         """Compiles the CPU kernels for ``module`` ahead of ``attach``, best before the process group exists."""
@@ -227,13 +241,13 @@ class GradientExchange:
         return 1.0 if self._runtime is None else self._runtime.exchange.planned_ratio(max(0, self._step - 1))
 
     def residual_norms(self) -> tuple[float, float] | None:
-        """Norms of the same few thousand elements of this rank's residuals and of the gradients in ``.grad``.
+        """Norms of the same few thousand elements of this rank's residuals (of its shard) and of the gradients in ``.grad``.
 
         Best read between backward and the optimizer's step. None where nothing is remembered or no gradient is there.
         """
         if self._runtime is None:
             return None
-        return sample_norms(self._runtime.exchange.memories, self._runtime.exchange.parameters)
+        return sample_norms(self._runtime.exchange)
 
     @property
     def step(self) -> int:
@@ -288,7 +302,19 @@ class GradientExchange:
         return final if density is None else density
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_runtime": None}
+        return {**vars(self), "_runtime": None, "_told": {}}
+
+    def _check(self, ddp: DistributedDataParallel, timeout: timedelta | None) -> None:
+        if not isinstance(ddp, DistributedDataParallel):
+            raise ValueError(f"Wrap the model first: DistributedDataParallel(model), got {type(ddp).__name__}.")
+        check_timeout(timeout)
+        refuse_python_reducer(ddp)
+        hooks = [hook for hook, _ in ddp._comm_hooks]
+        if hooks not in ([], [self._hook]):
+            raise ValueError(
+                f"DDP takes only one communication hook and this model has {hooks[0].__qualname__} already: wrap it again, "
+                "without another hook and without mixed_precision, and attach the exchange to that."
+            )
 
     # DDP inspects the signature: the second parameter must be called bucket and must not carry a string annotation
     def _hook(self, _state, bucket):  # type: ignore[no-untyped-def]
@@ -301,6 +327,18 @@ class GradientExchange:
         if bucket.is_last():
             self._step += 1
         return future
+
+
+_UNSAID = {
+    name: parameter.default
+    for name, parameter in inspect.signature(GradientExchange.__init__).parameters.items()
+    if name != "self"
+}
+"""Arguments that leave a choice open."""
+
+
+def _given(**arguments: Any) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def refuse_python_reducer(ddp: DistributedDataParallel | None = None) -> None:
@@ -320,16 +358,18 @@ def refuse_python_reducer(ddp: DistributedDataParallel | None = None) -> None:
 
 def register_comm_hook(
     ddp: DistributedDataParallel,
-    compressor: str | Compressor | None = None,
-    memory: MemoryName | Memory | None = None,
-    exchange: ExchangeName | None = None,
-    dense: str | int | DenseRule | None = None,
+    compressor: str | Compressor = "default",
+    memory: MemoryName | Memory = "auto",
+    exchange: ExchangeName = "auto",
+    dense: str | int | DenseRule = "auto",
     start_step: int | None = None,
     schedule: DensityWarmup | None = None,
     grad_scaler: Any | None = None,
     timeout: timedelta | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     verify_every: int = 0,
+    steps_per_epoch: int | None = None,
+    ranks_per_node: int | None = None,
 ) -> GradientExchange:
     """Gives plain DistributedDataParallel (or Fabric) the compressed gradient exchange; called on all ranks.
 
@@ -340,15 +380,17 @@ def register_comm_hook(
         exchange: How payloads travel.
         dense: How small tensors travel.
         start_step: Dense exchanges before compression begins.
-        schedule: The density's warm-up, in steps.
+        schedule: The density's warm-up.
         grad_scaler: The ``torch.amp.GradScaler`` of the training loop, if it has one.
         timeout: How long a rank waits for the others; None: as long as ``ddp``'s own process group.
         optimizer: A ``CompressedAdam`` that brings settings along.
         verify_every: Steps from one comparison of the ranks' parameters to the next; 0 for none.
+        steps_per_epoch: Optimizer steps of an epoch, for a schedule that counts epochs.
+        ranks_per_node: For a hierarchical exchange; None: LOCAL_WORLD_SIZE, else ranks tell each other the name of their host.
 
     Returns:
         The exchange: ``stats()`` reads its figures, ``close()`` ends its threads.
     """
     optimizers = [] if optimizer is None else [optimizer]
     made = GradientExchange(compressor, memory, exchange, dense, start_step, schedule, verify_every)
-    return made.attach(ddp, grad_scaler, timeout, optimizers=optimizers)
+    return made.attach(ddp, grad_scaler, timeout, steps_per_epoch, optimizers, ranks_per_node)

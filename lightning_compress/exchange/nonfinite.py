@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ class NonfiniteWatch:
     def __init__(self) -> None:
         self._said = False
         self._pending: list[tuple[torch.cuda.Event, Tensor, Sequence[str], int]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_pending": []}  # events cannot travel
 
     def look(self, names: Sequence[str], status: Tensor, step: int) -> None:
         """Called once per bucket.

@@ -37,8 +37,9 @@ class RankExchange:
         stats: Where everything is counted.
         transactional: Whether steps may be undone (a loss scaler is at work).
         steps_per_epoch: For schedules that count epochs.
-        memories: Of an earlier exchange of the same module, to go on with.
+        previous: An earlier exchange of the same module, to go on with where it remembers the same parameters.
         momenta: Of the optimizers that bring settings along.
+        watch: Looks for gradients that are not finite, on rank 0.
     """
 
     def __init__(
@@ -50,8 +51,9 @@ class RankExchange:
         stats: ExchangeStats,
         transactional: bool = False,
         steps_per_epoch: int | None = None,
-        memories: Memories | None = None,
+        previous: RankExchange | None = None,
         momenta: Momenta | None = None,
+        watch: NonfiniteWatch | None = None,
     ) -> None:
         self.settings = settings.resolve(nodes)
         self.rank, self.world_size, self.stats = rank, nodes.world_size, stats
@@ -65,23 +67,26 @@ class RankExchange:
         self._plans: dict[float | None, BlockPlan] = {}
         self._topologies: dict[tuple[float | None, tuple[str, ...]], Topology] = {}
         self.plan = self._plan_at(None)
-        fresh = Memories(self.plan, self.settings, self._worker, transactional)
-        self.memories = memories if memories is not None and memories.fits(fresh) else fresh
+        self.memories = Memories(self.plan, self.settings, self._worker, transactional)
         # a loss scaler finds and skips such steps itself
-        self._watch = NonfiniteWatch() if rank == 0 and not transactional else None
+        self._watch = (watch or NonfiniteWatch()) if rank == 0 and not transactional else None
         memory = self.settings.memory
         self.momenta = momenta or Momenta()
         self.momenta.serve(memory, self.parameters)
         self.clip: LocalClip | None = None
         if isinstance(memory, MomentumCorrection) and memory.clip_norm is not None:
             self.clip = LocalClip(memory, self.world_size)
+        if previous is not None and previous.memories.fits(self.memories):
+            self.memories = previous.memories
+            if self.clip is not None and previous.clip is not None:
+                self.clip.previous = previous.clip.previous
         if self.settings.schedule is not None:
             self.settings.schedule.stage_steps(steps_per_epoch)  # raises when nobody knows how long an epoch is
 
     @property
-    def works_alone(self) -> bool:
-        """Whether there is something to do on a single rank: what is not a gradient is coded there too."""
-        return isinstance(self.settings.memory, (MomentumCorrection, SharedMomentum))
+    def passes_through(self) -> bool:
+        """Whether gradients stay as they are: on a single rank, except that what is not a gradient is coded there too."""
+        return self.world_size == 1 and not isinstance(self.settings.memory, (MomentumCorrection, SharedMomentum))
 
     def begin_step(self, step: int) -> None:
         """Before the first bucket of a step."""

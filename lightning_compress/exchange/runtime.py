@@ -20,9 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from lightning_compress.exchange.codec import compile_kernels
 from lightning_compress.exchange.collectives import Level
 from lightning_compress.exchange.debt import Debt, repay
-from lightning_compress.exchange.memories import Memories
 from lightning_compress.exchange.momenta import Momenta
 from lightning_compress.exchange.nodes import Nodes, find_nodes
+from lightning_compress.exchange.nonfinite import NonfiniteWatch
 from lightning_compress.exchange.participation import Participation
 from lightning_compress.exchange.pipeline import Exchange, Pipeline, make_pipeline
 from lightning_compress.exchange.rank import RankExchange
@@ -44,10 +44,11 @@ class Runtime:
         ddp: The wrapped model.
         grad_scaler: The loss scaler, if there is one.
         timeout: Of the exchange's process groups.
-        steps_per_epoch: For schedules that count epochs.
-        memories: Of an earlier fit of the same module, to go on with.
-        momenta: Of the optimizers that bring settings along.
+        previous: Of the same module, to go on with.
         debts: Of exchanges with other settings, to be paid out of this one's gradients.
+        watch: Looks for gradients that are not finite.
+        steps_per_epoch: For schedules that count epochs.
+        optimizers: Those that serve the model.
         ranks_per_node: Where the launcher knows it.
     """
 
@@ -58,10 +59,11 @@ class Runtime:
         ddp: DistributedDataParallel,
         grad_scaler: Any | None,
         timeout: timedelta | None,
+        previous: RankExchange | None,
+        debts: Sequence[Debt],
+        watch: NonfiniteWatch,
         steps_per_epoch: int | None = None,
-        memories: Memories | None = None,
-        momenta: Momenta | None = None,
-        debts: Sequence[Debt] = (),
+        optimizers: Sequence[torch.optim.Optimizer] = (),
         ranks_per_node: int | None = None,
     ) -> None:
         self._stats, self._scaler = stats, grad_scaler
@@ -72,7 +74,16 @@ class Runtime:
             _require_equal_settings(settings, ddp.module, ddp.process_group)
         nodes = find_nodes(ddp.process_group, ranks_per_node) if settings.hierarchical else Nodes.alone(world_size)
         self.exchange = RankExchange(
-            settings, ddp.module, rank, nodes, stats, _scales(grad_scaler), steps_per_epoch, memories, momenta
+            settings,
+            ddp.module,
+            rank,
+            nodes,
+            stats,
+            _scales(grad_scaler),
+            steps_per_epoch,
+            previous,
+            Momenta(optimizers),
+            watch,
         )
         topology = self.exchange.settings.topology
         if settings.by_bytes and topology is not None and rank == 0:
@@ -87,7 +98,7 @@ class Runtime:
         self._waiting: list[Exchange] = []
         self._pipeline: Pipeline | None = None
         self._verification: Verification | None = None
-        if world_size > 1 or self.exchange.works_alone:
+        if not self.exchange.passes_through:
             compile_for(settings, ddp.module)
             new_group = self._group_maker(ddp, timeout)
             self._pipeline = make_pipeline(self._device, self.exchange.settings.stages, new_group)

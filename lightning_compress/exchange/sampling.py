@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from lightning_compress.exchange.memories import Memories
+from lightning_compress.exchange.rank import RankExchange
 
 _ELEMENTS = 256
 """Of each sampled parameter."""
@@ -15,33 +15,32 @@ _PARAMETERS = 16
 """Sampled parameters, spread evenly over the model."""
 
 
-def sample_norms(memories: Memories, parameters: Mapping[str, Tensor]) -> tuple[float, float] | None:
-    """Norms of the same elements of this rank's residuals and of the exchanged gradients.
+def sample_norms(exchange: RankExchange) -> tuple[float, float] | None:
+    """Norms of the same elements of this rank's residuals and of the exchanged gradients in ``.grad``.
 
     Read between the exchange and the optimizer step, by the training loop: the exchange itself never waits for it.
 
-    Args:
-        memories: What this rank remembers.
-        parameters: By name, with their gradients.
+    In a hierarchical exchange they are of this rank's shard.
 
     Returns:
         (residual norm, gradient norm); None where nothing is remembered or no gradient is there.
     """
-    pairs = list(_pairs(memories, parameters))
+    pairs = list(_pairs(exchange))
     if not pairs:
         return None
     residual, gradient = (torch.cat([part.double() for part in side]).norm() for side in zip(*pairs, strict=True))
     return float(residual), float(gradient)
 
 
-def _pairs(memories: Memories, parameters: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def _pairs(exchange: RankExchange) -> Iterator[tuple[Tensor, Tensor]]:
+    parameters = exchange.parameters
     for name in _spread([name for name, p in parameters.items() if p.dim() > 1] or list(parameters)):
         parameter = parameters[name]
-        residual, gradient = memories.read("worker", name, parameter.dtype), parameter.grad
+        residual, gradient = exchange.memories.read("worker", name, parameter.dtype), parameter.grad
         if residual is None or gradient is None or gradient.is_sparse or not len(residual):
             continue
         values = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-        yield _strided(residual), _strided(_in_memory_order(values.detach()))
+        yield _strided(residual), _strided(_in_memory_order(values.detach())[exchange.plan.held(name)])
 
 
 def _spread(names: list[str]) -> Iterable[str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_compress.compressors.base import Compressor
 from lightning_compress.exchange.collectives import perform
+from lightning_compress.exchange.debt import repay
 from lightning_compress.exchange.dense import DenseRule
 from lightning_compress.exchange.hook import GradientExchange
 from lightning_compress.exchange.momenta import Momenta
@@ -23,6 +24,7 @@ from lightning_compress.exchange.settings import ExchangeName, Memory, MemoryNam
 from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.exchange.topology import Steps
 from lightning_compress.kernels.table import ABSENT, PRESENT
+from lightning_compress.memory.momentum import MomentumCorrection
 from lightning_compress.optim.compatibility import mark_corrected, require_compatible
 from lightning_compress.schedule import DensityWarmup
 
@@ -30,7 +32,7 @@ Gradients = dict[str, Tensor]
 
 
 class SimulatedExchange:
-    """The gradient exchange of ``world_size`` workers that hold the same parameters.
+    """The gradient exchange of ``world_size`` workers that hold the same parameters; a single one leaves gradients alone.
 
     Args:
         module: The model; all its trainable parameters have one dtype.
@@ -50,10 +52,10 @@ class SimulatedExchange:
         self,
         module: torch.nn.Module,
         world_size: int,
-        compressor: str | Compressor | None = None,
-        memory: MemoryName | Memory | None = None,
-        exchange: ExchangeName | None = None,
-        dense: str | int | DenseRule | None = None,
+        compressor: str | Compressor = "default",
+        memory: MemoryName | Memory = "auto",
+        exchange: ExchangeName = "auto",
+        dense: str | int | DenseRule = "auto",
         start_step: int | None = None,
         schedule: DensityWarmup | None = None,
         steps_per_epoch: int | None = None,
@@ -81,7 +83,8 @@ class SimulatedExchange:
         self._parameters = self.workers[0].parameters
         if len({p.dtype for p in self._parameters.values()}) != 1:
             raise ValueError("The simulator needs a model whose trainable parameters have one dtype.")
-        mark_corrected(self._parameters, self.workers[0].plan if self.workers[0].works_alone else None)
+        corrected = isinstance(self.settings.memory, MomentumCorrection)
+        mark_corrected(self._parameters, self.workers[0].plan if corrected else None)
         self._step = 0
 
     def mean(self, gradients: Sequence[Gradients]) -> Gradients:
@@ -108,8 +111,11 @@ class SimulatedExchange:
         names = tuple(self._parameters)
         status = torch.tensor([PRESENT if name in gradients else ABSENT for name in names], dtype=torch.uint8)
         worker.stats.begin_step()
-        worker.stats.count_dense(buffer, self.world_size)
         worker.begin_step(self._step)
+        if worker.passes_through:
+            repay(worker, names, status, buffer, 1.0)
+            return iter(())
+        worker.stats.count_dense(buffer, self.world_size)
         if worker.clip is not None:
             worker.clip.add(buffer)
             worker.clip.end_step(1.0)

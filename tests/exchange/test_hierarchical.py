@@ -13,7 +13,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_compress import CompressedStrategy, GradientExchange, MomentumCorrection, OneBit, Quantize, TopK
+from lightning_compress import (
+    CompressedStrategy,
+    CompressionMonitor,
+    GradientExchange,
+    MomentumCorrection,
+    OneBit,
+    Quantize,
+    TopK,
+)
 from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.exchange.plan import ParameterSpec, cut
 from lightning_compress.exchange.settings import ExchangeSettings
@@ -165,17 +173,21 @@ def test_what_no_backward_reached_keeps_what_the_bucket_holds() -> None:
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_a_non_finite_gradient_reaches_all_ranks(value: float) -> None:
+@pytest.mark.parametrize("place", [0, -1], ids=["first shard", "last shard"])
+def test_a_non_finite_gradient_reaches_all_ranks_and_is_named_once(value: float, place: int) -> None:
     model = make_model()
     exchange = SimulatedExchange(model, 4, TopK(0.01), exchange="hierarchical", ranks_per_node=2)
     gradients = random_gradients(model, 4, 0)
-    gradients[3]["2.weight"][17, 5] = value
+    gradients[3]["2.weight"][place, 5] = value
     names = tuple(exchange.workers[0].parameters)
     buffers = [exchange._flatten(of_rank) for of_rank in gradients]
     status = torch.ones(len(names), dtype=torch.uint8)
-    exchange._in_lockstep(
-        [w.steps(b, names, status.clone(), 0, 1.0) for w, b in zip(exchange.workers, buffers, strict=True)]
-    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exchange._in_lockstep(
+            [w.steps(b, names, status.clone(), 7, 1.0) for w, b in zip(exchange.workers, buffers, strict=True)]
+        )
+    assert ["At step 7 the gradient of '2.weight' was not finite" in str(w.message) for w in caught] == [True]
     for buffer in buffers:
         found = exchange._split(buffer)
         assert found["2.weight"].isnan().all()
@@ -294,16 +306,21 @@ def on_two_nodes() -> dict[str, Any]:
     return found
 
 
-def fit_on_two_nodes() -> tuple[str, dict[str, Any]]:
+BETWEEN = "comm/bytes_between_nodes"
+
+
+def fit_on_two_nodes() -> tuple[str, dict[str, Any], float]:
     """Lightning knows its nodes from the Trainer, whatever torchrun says."""
     rank = dist.get_rank()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank % 2), GROUP_RANK=str(rank // 2), WORLD_SIZE="4")
     os.environ.update(TORCHELASTIC_RUN_ID="test", MASTER_ADDR="127.0.0.1", MASTER_PORT="0", LOCAL_WORLD_SIZE="1")
-    strategy = CompressedStrategy(exchange="hierarchical")
-    trainer = pl.Trainer(accelerator="cpu", devices=2, num_nodes=2, strategy=strategy, max_epochs=1, **QUIET)
+    strategy, monitor = CompressedStrategy(exchange="hierarchical"), CompressionMonitor(summary=False)
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, num_nodes=2, strategy=strategy, max_epochs=1, callbacks=[monitor], **QUIET
+    )
     model = Classifier(3)
     trainer.fit(model)
-    return content(model.parameters()), strategy.exchange.stats()
+    return content(model.parameters()), strategy.exchange.stats(), float(trainer.callback_metrics[BETWEEN])
 
 
 def conservation() -> float:
@@ -423,6 +440,7 @@ def test_a_trainer_of_two_nodes_compresses_between_them(two_nodes: list[dict[str
     for found in two_nodes:
         last = found["lightning"][1]["last"]
         assert 0 < 4 * last["bytes_between_nodes"] < last["bytes_sent"]
+        assert found["lightning"][2] == last["bytes_between_nodes"]
 
 
 def test_nothing_is_lost_when_a_frozen_parameter_moves_the_shards(two_nodes: list[dict[str, Any]]) -> None:

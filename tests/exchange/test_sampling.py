@@ -17,8 +17,8 @@ from lightning_compress.testing import SimulatedExchange
 from tests.models import make_model
 
 
-def exchange_of(model: nn.Module, **settings: object) -> RankExchange:
-    return RankExchange(ExchangeSettings.make(**settings), model, 0, Nodes.alone(2), ExchangeStats())
+def exchange_of(model: nn.Module, rank: int = 0, nodes: tuple[int, ...] = (0, 1), **settings: object) -> RankExchange:
+    return RankExchange(ExchangeSettings.make(**settings), model, rank, Nodes.of(nodes), ExchangeStats())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -32,7 +32,19 @@ def test_both_norms_are_of_the_same_elements(dtype: torch.dtype) -> None:
     for name, p in exchange.parameters.items():
         p.grad = torch.randn_like(p)
         exchange.memories.write("worker", name, p, _to_memory(3 * p.grad.float(), p))
-    residual, gradient = sample_norms(exchange.memories, exchange.parameters)
+    residual, gradient = sample_norms(exchange)
+    assert residual == pytest.approx(3 * gradient, rel=1e-6)
+    assert gradient > 10
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_in_a_hierarchical_exchange_both_norms_are_of_the_shard(rank: int) -> None:
+    model = nn.Linear(300, 200)
+    exchange = exchange_of(model, rank, (0, 0, 1, 1), compressor=Quantize(4), exchange="hierarchical")
+    for name, p in exchange.parameters.items():
+        p.grad = torch.randn_like(p)
+        exchange.memories.write("worker", name, p, 3 * p.grad.flatten()[exchange.plan.held(name)])
+    residual, gradient = sample_norms(exchange)
     assert residual == pytest.approx(3 * gradient, rel=1e-6)
     assert gradient > 10
 
@@ -43,7 +55,7 @@ def test_a_tensor_is_sampled_over_its_whole_length() -> None:
     model.weight.grad = torch.ones(1000, 1000)
     # of a memory that is filled in its last tenth, a tenth of the sample is
     exchange.memories.write("worker", "weight", model.weight, (torch.arange(10**6) >= 900_000).float())
-    residual, gradient = sample_norms(exchange.memories, exchange.parameters)
+    residual, gradient = sample_norms(exchange)
     assert residual**2 / gradient**2 == pytest.approx(0.1, rel=0.05)
     assert gradient**2 < 300
 
@@ -51,11 +63,11 @@ def test_a_tensor_is_sampled_over_its_whole_length() -> None:
 def test_nothing_remembered_or_no_gradient_is_no_sample() -> None:
     model = make_model()
     exchange = exchange_of(model, compressor=Quantize(4))
-    assert sample_norms(exchange.memories, exchange.parameters) is None
+    assert sample_norms(exchange) is None
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     without = exchange_of(model, compressor="dithering")
-    assert sample_norms(without.memories, without.parameters) is None
+    assert sample_norms(without) is None
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def train_for_real(world_size: int, settings: dict[str, Any]) -> tuple[dict[str,
 @pytest.mark.parametrize(
     ("settings", "world_size"),
     [
+        ({}, 1),
         ({}, 2),
         ({}, 3),
         ({"exchange": "all_gather"}, 3),
