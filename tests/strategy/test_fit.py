@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -347,7 +348,12 @@ def fit_compiled(backend: str) -> tuple[str, str, dict[str, Any]]:
     )
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+INDUCTOR = pytest.mark.skipif(
+    "TEST_INDUCTOR" not in os.environ, reason="compiles C++ for most of a minute: TEST_INDUCTOR=1 pytest -k inductor"
+)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=INDUCTOR)])
 def test_a_compiled_module_still_exchanges(backend: str) -> None:
     first, second = run_ranks(fit_compiled, 2, backend)
     assert first[1] == second[1]
