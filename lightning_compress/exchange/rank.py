@@ -62,7 +62,9 @@ class RankExchange:
         self._worker, self._workers = self.nodes.position("nodes", rank)
         self._local, _ = self.nodes.position("node", rank)
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self._module, self._steps_per_epoch = module, steps_per_epoch
+        # once: two optimizers that take turns switch requires_grad off and on
+        self._specs = parameter_specs(module, settings.dense, settings.compressor.keeps_zero)
+        self._steps_per_epoch = steps_per_epoch
         self._ratios: dict[float | None, float] = {}
         self._plans: dict[float | None, BlockPlan] = {}
         self._topologies: dict[tuple[float | None, tuple[str, ...]], Topology] = {}
@@ -188,12 +190,9 @@ class RankExchange:
 
     def _shards(self, settings: ExchangeSettings) -> list[list[ParameterSpec]]:
         """What each of a node's ranks exchanges with other nodes; the whole model where it is alone."""
-        specs = parameter_specs(self._module, settings.dense, settings.compressor.keeps_zero)
-        return (
-            cut(specs, settings.compressor, settings.dense_compressor, self.nodes.size)
-            if self.nodes.size > 1
-            else [specs]
-        )
+        if self.nodes.size == 1:
+            return [self._specs]
+        return cut(self._specs, settings.compressor, settings.dense_compressor, self.nodes.size)
 
     def _topology(self, density: float | None, names: tuple[str, ...], buffer: Tensor) -> Topology:
         key = (density, names)

@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lightning_compress import Quantize
+from lightning_compress import DensityWarmup, Quantize, TopK
 from lightning_compress.compressors import compressor_names
+from lightning_compress.testing import SimulatedExchange
 from tests.exchange.training import Ledger, batch, content, residuals, wrap
 from tests.ranks import run_ranks
 
@@ -188,3 +189,31 @@ def zero_gradient(settings):
 @pytest.mark.parametrize("way", ["two_way", "all_gather"])
 def test_a_zero_gradient_takes_part_and_its_residual_goes_on_being_sent(way):
     assert run_ranks(zero_gradient, 2, WAYS[way]) == [True, True]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"compressor": TopK(0.01), "schedule": DensityWarmup((0.25, 0.125), steps=1)},  # a plan for every stage
+        {"compressor": Quantize(4), "exchange": "hierarchical", "ranks_per_node": 2},
+    ],
+    ids=["warm-up", "hierarchical"],
+)
+def test_a_parameter_that_is_switched_off_for_a_while_keeps_its_place(settings):
+    found = []
+    for switched in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(50, 70), nn.Linear(70, 30))
+        exchange = SimulatedExchange(net, 4, **settings)
+        means = []
+        for step in range(4):
+            # as a GAN's two optimizers do, each in its turn
+            off = step % 2
+            net[off].requires_grad_(not switched)
+            gradients = {
+                name: torch.randn_like(p) for name, p in net.named_parameters() if not name.startswith(str(off))
+            }
+            means.append(exchange.mean([gradients] * 4))
+            net[off].requires_grad_(True)
+        found.append(content(mean for of_step in means for mean in of_step.values()))
+    assert found[0] == found[1]
