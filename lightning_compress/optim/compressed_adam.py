@@ -137,6 +137,13 @@ class CompressedAdam(MomentOptimizer):
         return super().step(closure)
 
     @override
+    def __getstate__(
+        self,
+    ) -> dict[str, Any]:  # torch keeps defaults, state and groups only; no exchange knows of a copy
+        own = {name: getattr(self, name) for name in ("exchanged", "exchange_arguments", "exchange_defaults")}
+        return {**super().__getstate__(), **own, "_attached": False, "_receives_momenta": False, "_names": {}}
+
+    @override
     def _update(self, batch: Batch, group: dict[str, Any]) -> None:
         if self._receives_momenta:
             self._take_momenta(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -123,6 +124,18 @@ def test_without_an_exchange_it_says_once_that_it_is_dense() -> None:
         warnings.simplefilter("error")
         optimizer.step()
     assert torch.allclose(tensor, torch.full((3,), 0.8), atol=1e-5)
+
+
+def test_a_copy_works_without_the_exchange() -> None:
+    model = make_model()
+    optimizer = CompressedAdam(model.parameters(), compressor="topk")
+    SimulatedExchange(model, 2, optimizer=optimizer)
+    other = copy.deepcopy(optimizer)
+    for parameter in other.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    with pytest.warns(UserWarning, match="runs dense"):
+        other.step()
+    assert SimulatedExchange(make_model(), 2, optimizer=other).settings.compressor == TopK(0.01)
 
 
 def one_bit_adam(batches: list[Any], freeze: int, lans: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
