@@ -147,6 +147,28 @@ def share(local: dict[str, Any], group: Any) -> dict[str, Any]:
     return {**local, "worker": worker, "owner": owner}
 
 
+def require_state(state: Any) -> None:
+    """Checks what can be seen without the model; the same on all ranks.
+
+    Raises:
+        ValueError: The state is damaged or of another version.
+    """
+    known = set(state) if isinstance(state, Mapping) else set()
+    if missing := {"version", "world_size", "ranks", *SIDES} - known:
+        raise ValueError(
+            f"This is no state of a gradient exchange, or a damaged one: {', '.join(sorted(missing))} missing."
+        )
+    if state["version"] != VERSION:
+        raise ValueError(
+            f"This state has version {state['version']!r}, this lightning-compress reads version {VERSION}."
+        )
+    ranks = max(1, len(state["ranks"]))
+    for side in PER_RANK:
+        for name, residuals in state[side].items():
+            if len(residuals) != ranks or not all(isinstance(one, Tensor) for one in residuals):
+                raise ValueError(f"This state is damaged: {name} has no {side} memory of {ranks} ranks.")
+
+
 def restore(
     state: Mapping[str, Any], memories: Memories, plan: BlockPlan, parameters: Parameters, rank: int, nodes: Nodes
 ) -> None:
@@ -155,10 +177,7 @@ def restore(
     Raises:
         ValueError: The state is damaged, of another version, or one rank's and not this one's.
     """
-    if missing := {"version", "world_size", "ranks", *SIDES} - set(state):
-        raise ValueError(
-            f"This is no state of a gradient exchange, or a damaged one: {', '.join(sorted(missing))} missing."
-        )
+    require_state(state)
     memories.clear()
     if state.get("interrupted") and rank == 0:
         warnings.warn(
@@ -212,10 +231,6 @@ def _check(state: Mapping[str, Any], nodes: Nodes, rank: int) -> bool:
     """Whether each rank can take its own residual out of ``state``."""
     world_size = nodes.world_size
     same_shards = state.get("nodes", [[rank] for rank in range(world_size)]) == [list(ranks) for ranks in nodes.members]
-    if state.get("version") != VERSION:
-        raise ValueError(
-            f"This state has version {state.get('version')!r}, this lightning-compress reads version {VERSION}."
-        )
     if state["world_size"] == world_size and rank in state["ranks"] and same_shards:
         return True
     if state["ranks"] and len(state["ranks"]) < state["world_size"]:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_compress import register_comm_hook
+from lightning_compress import GradientExchange, register_comm_hook
 from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.exchange.rank import RankExchange
 from lightning_compress.exchange.settings import ExchangeSettings
@@ -106,6 +106,28 @@ def test_a_damaged_state_is_named(broken: str) -> None:
     del state[broken]
     with pytest.raises(ValueError, match=f"damaged one: {broken} missing"):
         exchange.restore(state)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [
+        (None, "damaged one: owner, ranks, velocity, version, worker, world_size missing"),
+        ({"step": None}, "step missing"),
+        ({"version": 9}, "has version 9, this lightning-compress reads version 1"),
+        ({"ranks": [0, 1]}, "0.weight has no worker memory of 2 ranks"),
+        ({"worker": {"0.weight": ["lost"]}}, "0.weight has no worker memory of 1 ranks"),
+    ],
+    ids=str,
+)
+def test_a_damaged_state_is_refused_before_the_model_is_known(damaged: Any, message: str) -> None:
+    exchange = RankExchange(ExchangeSettings.make(), make_model(), 0, Nodes.alone(1), ExchangeStats())
+    state = exchange.state() | {"worker": {"0.weight": [torch.ones(200, 100)]}, "step": 3}
+    loaded = GradientExchange()
+    loaded.load_state_dict(state)
+    changed = None if damaged is None else {k: v for k, v in {**state, **damaged}.items() if v is not None}
+    with pytest.raises(ValueError, match=message):
+        loaded.load_state_dict(changed)
+    assert loaded.state_dict() == state  # of which nothing was taken
 
 
 def load_other_ranks_state() -> str:

@@ -23,7 +23,7 @@ from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.memory.error_feedback import ErrorFeedback
 from lightning_compress.memory.shared_momentum import SharedMomentum
 from lightning_compress.schedule import DensityWarmup
-from lightning_compress.state import empty_state, share
+from lightning_compress.state import empty_state, require_state, share
 
 
 class GradientExchange:
@@ -282,12 +282,18 @@ class GradientExchange:
         """Goes on from ``state_dict()`` of this rank, or from a merged state on any number of ranks.
 
         Before ``attach`` the state is kept until the model is known.
+
+        Raises:
+            ValueError: The state is damaged or of another version.
         """
-        self._step = int(state["step"])
+        require_state(state)
+        if "step" not in state:
+            raise ValueError("This is no state of a gradient exchange, or a damaged one: step missing.")
         if self._runtime is not None and self._runtime.open:
             self._runtime.exchange.restore(state)
         else:
             self._restored = state
+        self._step = int(state["step"])
 
     def close(self) -> None:
         """Ends threads and removes hooks. No collective runs in here. Figures and state stay readable."""
