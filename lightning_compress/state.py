@@ -199,7 +199,7 @@ def restore(
             stacklevel=2,
         )
     unknown = sorted({*state["worker"], *state["velocity"], *state["owner"]} - set(parameters))
-    if unknown:
+    if unknown and rank == 0:
         warnings.warn(
             f"Residuals of parameters that the model does not have or does not train are dropped: {', '.join(unknown)}.",
             stacklevel=2,
@@ -207,13 +207,13 @@ def restore(
     for name, parameter in parameters.items():
         for side in PER_RANK:
             residuals = state[side].get(name)
-            if residuals is not None and _fits(residuals[0], parameter, name):
+            if residuals is not None and _fits(residuals[0], parameter, name, rank):
                 own = (
                     residuals[state["ranks"].index(rank)] if exact else torch.stack(residuals).mean(0) * _shards(state)
                 )
                 memories.write(side, name, parameter, _to_memory(own, parameter)[plan.held(name)])
         residual = state["owner"].get(name)
-        if residual is not None and _fits(residual, parameter, name) and not plan.compressor(name).unbiased:
+        if residual is not None and _fits(residual, parameter, name, rank) and not plan.compressor(name).unbiased:
             owned = _to_memory(residual, parameter)[plan.owned_elements(name, number)]
             memories.write("owner", name, parameter, owned)
 
@@ -248,13 +248,15 @@ def _check(state: Mapping[str, Any], nodes: Nodes, rank: int) -> bool:
     return False
 
 
-def _fits(residual: Tensor, parameter: Tensor, name: str) -> bool:
+def _fits(residual: Tensor, parameter: Tensor, name: str, rank: int) -> bool:
     shape = torch.view_as_real(parameter).shape if parameter.is_complex() else parameter.shape
     if residual.shape == shape:
         return True
-    warnings.warn(
-        f"The residual of {name} has shape {tuple(residual.shape)}, not {tuple(shape)}: it is dropped.", stacklevel=3
-    )
+    if rank == 0:
+        warnings.warn(
+            f"The residual of {name} has shape {tuple(residual.shape)}, not {tuple(shape)}: it is dropped.",
+            stacklevel=3,
+        )
     return False
 
 

@@ -57,6 +57,8 @@ _LIGHTNING_ARGUMENTS = {
     "timeout",
     "start_method",
 }
+_LOST = ("Connection reset by peer", "Connection closed by peer", "Broken pipe", "Timed out waiting")
+"""What gloo says when a rank is gone."""
 _UNUSED_PARAMETERS = (
     "It looks like your LightningModule has parameters that were not used in producing the loss returned by training_step. "
     "If this is intentional, append `_find_unused_parameters_true` to the strategy's name (`strategy="
@@ -162,7 +164,7 @@ class CompressionGlue(DDPStrategy):
         self._gathered = None
         fitting = self.lightning_module is not None and self.lightning_module.trainer.state.fn == "fit"
         if fitting and self._save_state != "none":
-            if STATE_KEY not in checkpoint:
+            if STATE_KEY not in checkpoint and self.is_global_zero:
                 warnings.warn(
                     "The checkpoint holds no state of the gradient exchange: residuals start at zero.", stacklevel=2
                 )
@@ -254,8 +256,15 @@ class CompressionGlue(DDPStrategy):
 
     @override
     def on_exception(self, exception: BaseException) -> None:
-        if "Expected to have finished reduction in the prior iteration" in str(exception):
-            exception.args = (f"{exception} {_UNUSED_PARAMETERS}",)
+        said = str(exception)
+        if "Expected to have finished reduction in the prior iteration" in said:
+            exception.args = (f"{said} {_UNUSED_PARAMETERS}",)
+        elif isinstance(exception, RuntimeError) and "lightning-compress" not in said and any(w in said for w in _LOST):
+            exception.args = (
+                f"lightning-compress: at step {self.exchange.step} rank {self.global_rank} has lost another rank, which has "
+                f"ended or hangs: look for its own error. A collective outside the gradient exchange has noticed it, such as "
+                f"DDP's broadcast of buffers: {said}",
+            )
 
     @override
     def teardown(self) -> None:

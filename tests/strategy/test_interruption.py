@@ -22,6 +22,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from lightning_compress import CompressedStrategy
 from lightning_compress.checkpoint import all_ranks_are_at, replaced_at_once
+from lightning_compress.state import empty_state
 from tests.exchange.training import content
 from tests.ranks import run_ranks
 from tests.strategy.training import Classifier, fitted, make_trainer
@@ -194,6 +195,22 @@ def test_a_full_disk_ends_the_run_and_leaves_the_older_checkpoints(tmp_path: Pat
     assert sorted(p.name for p in tmp_path.glob("*.ckpt")) == ["step=4.ckpt"]
     (found, _), _ = run_ranks(resume, 2, str(tmp_path / "step=4.ckpt"))
     assert found == run_ranks(undisturbed, 2)[0]
+
+
+def test_a_lost_rank_is_named_as_such_wherever_it_is_noticed() -> None:
+    strategy = CompressedStrategy()
+    strategy.exchange.load_state_dict({**empty_state(), "step": 7})
+    gloo = "[gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:29853: Connection reset by peer."
+    for error, named in (
+        (RuntimeError(gloo), True),
+        (RuntimeError(f"lightning-compress: the exchange of step 7, bucket 0, rank 0 failed: {gloo}"), False),
+        (RuntimeError("shapes do not match"), False),
+        (ConnectionResetError("Connection reset by peer"), False),  # of a data loader, a logger
+    ):
+        before = str(error)
+        strategy.on_exception(error)
+        assert before in str(error)
+        assert ("at step 7 rank 0 has lost another rank" in str(error)) is named
 
 
 def asked_twice() -> list[bool]:
