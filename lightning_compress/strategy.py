@@ -203,7 +203,9 @@ class CompressionGlue(DDPStrategy):
 
     @property
     def _interrupted(self) -> bool:
-        return self.lightning_module is not None and self.lightning_module.trainer.interrupted
+        # after a run in spawned processes the module here belongs to no Trainer
+        trainer = getattr(self.lightning_module, "_trainer", None)
+        return trainer is not None and trainer.interrupted
 
     # A run that is being interrupted must not wait for ranks that may be gone: callbacks save their last checkpoint alone.
     @override

@@ -197,6 +197,15 @@ def test_a_full_disk_ends_the_run_and_leaves_the_older_checkpoints(tmp_path: Pat
     assert found == run_ranks(undisturbed, 2)[0]
 
 
+def test_a_module_without_a_trainer_is_not_interrupted() -> None:
+    strategy = CompressedStrategy()
+    strategy._lightning_module = (
+        Classifier()
+    )  # as save_checkpoint() after a fit and a test in spawned processes finds it
+    strategy.barrier("Trainer.save_checkpoint")
+    assert strategy.broadcast(3) == 3
+
+
 def test_a_lost_rank_is_named_as_such_wherever_it_is_noticed() -> None:
     strategy = CompressedStrategy()
     strategy.exchange.load_state_dict({**empty_state(), "step": 7})
