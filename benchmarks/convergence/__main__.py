@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.convergence.methods import METHODS, TABLES
+from benchmarks.convergence.methods import METHODS
 from benchmarks.convergence.runs import RUNS, Run, execute_all, missing, plan
+from benchmarks.convergence.tables import TABLES
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

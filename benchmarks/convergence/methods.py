@@ -1,9 +1,9 @@
-"""What is compared: an optimizer and an exchange under a name, and the tables that they fill."""
+"""What is compared: an optimizer and an exchange under a name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -153,7 +153,7 @@ def coded(compressor: Compressor | str, dense: float = 0.0, **settings: Any) -> 
     return lambda steps: {"compressor": compressor, "start_step": round(dense * steps), **settings}
 
 
-_CLAN: dict[str, Method] = {
+CLAN: dict[str, Method] = {
     "lans_dense": lans(coded("none")),
     "clan_onebit": lans(coded(OneBit(), exchange="two_way")),
     "clan_topk_0.001": lans(coded(TopK(0.001), exchange="two_way")),
@@ -164,14 +164,14 @@ _CLAN: dict[str, Method] = {
     "onebit_adam": momentum("adam", compressor=OneBit()),
 }
 _RATES = {"lans": (0.003, 0.01, 0.03), "adamw": (7e-4, 2e-3, 6e-3)}
-_SEARCH: dict[str, Method] = {
-    f"{name}_lr_{lr:g}": replace(_CLAN[name], lr=lr)
+SEARCH: dict[str, Method] = {
+    f"{name}_lr_{lr:g}": replace(CLAN[name], lr=lr)
     for name in ("lans_dense", "clan_onebit", "clan_topk_0.01", "clan_dithering_7", "adamw_dense", "adamw_onebit")
-    for lr in _RATES[_CLAN[name].optimizer]
+    for lr in _RATES[CLAN[name].optimizer]
 }
 """The learning rates are searched alike for dense and compressed runs, with a seed that no other table uses."""
 _WITHOUT_EMBEDDINGS = DenseRule(patterns=("*word_embeddings*",))
-_CLAN_CANDIDATES: dict[str, Method] = {
+CLAN_CANDIDATES: dict[str, Method] = {
     "clan_onebit_dense_0.2": lans(coded(OneBit(), 0.2)),
     "clan_onebit_block_256": lans(coded(OneBit(block_size=256))),
     "clan_onebit_without_embeddings": lans(lambda _: {"compressor": OneBit(), "dense": _WITHOUT_EMBEDDINGS}),
@@ -184,7 +184,7 @@ _CLAN_CANDIDATES: dict[str, Method] = {
 }
 """What closes the difference: dense steps first, smaller blocks, momenta, gentler codes."""
 
-_CANDIDATES: dict[str, Method] = {
+CANDIDATES: dict[str, Method] = {
     "dgc_0.01_no_clipping_dense_0.1": dgc(plan=warmup(0.1, dense=0.1), clip=False),
     "dgc_0.03_no_clipping": dgc(0.03, clip=False),
     "dgc_0.01_one_way": dgc(exchange="all_gather"),
@@ -207,67 +207,8 @@ METHODS: dict[str, Method] = {
     "dgc_0.01_no_masking": dgc(masking=False),
     "dgc_0.01_no_warmup": dgc(plan=warmup(0.0)),
     "dgc_0.001": dgc(0.001),
-    **_CANDIDATES,
-    **_CLAN,
-    **_CLAN_CANDIDATES,
-    **_SEARCH,
-}
-
-
-@dataclass(frozen=True)
-class Table:
-    """The runs that one command makes.
-
-    Attributes:
-        methods: Names from ``METHODS``; the first is what the others are compared with.
-        seeds: Every method runs with each.
-        steps: Length of a run.
-        about: What the table shows.
-        task: Name from ``tasks.TASKS``.
-    """
-
-    methods: tuple[str, ...]
-    seeds: tuple[int, ...]
-    steps: int
-    about: str
-    task: str = field(default="resnet8_fashion_mnist")
-
-
-TABLES: dict[str, Table] = {
-    "dgc": Table(
-        ("dense", "dgc_0.01", *(f"dgc_0.01_no_{part}" for part in ("correction", "clipping", "masking", "warmup"))),
-        (0, 1, 2),
-        2000,
-        "Deep Gradient Compression at 1 %, and without each of its parts",
-    ),
-    "dgc_curve": Table(
-        ("dense", "dgc_0.001"), (0,), 4000, "Deep Gradient Compression at 0.1 % over the steps of one run"
-    ),
-    "dgc_settings": Table(
-        ("dense", "dgc_0.01", *_CANDIDATES),
-        (0, 1, 2),
-        2000,
-        "Settings of Deep Gradient Compression: which cost nothing that can be seen?",
-    ),
-    "clan": Table(
-        tuple(_CLAN),
-        (0, 1, 2),
-        1000,
-        "CLAN and 1-bit Adam on a tiny BERT, masked words of Python's documentation",
-        "tiny_bert_python_docs",
-    ),
-    "clan_lr": Table(
-        tuple(_SEARCH),
-        (100,),
-        400,
-        "Learning rates of CLAN's table: three for each kind of method",
-        "tiny_bert_python_docs",
-    ),
-    "clan_settings": Table(
-        ("lans_dense", "clan_onebit", *_CLAN_CANDIDATES),
-        (0, 1, 2),
-        1000,
-        "What closes the difference between CLAN and dense training?",
-        "tiny_bert_python_docs",
-    ),
+    **CANDIDATES,
+    **CLAN,
+    **CLAN_CANDIDATES,
+    **SEARCH,
 }

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from benchmarks.convergence import __main__ as command
 from benchmarks.convergence import runs, summary
-from benchmarks.convergence.methods import METHODS, TABLES
+from benchmarks.convergence.methods import METHODS
 from benchmarks.convergence.runs import Run
+from benchmarks.convergence.tables import TABLES
 from benchmarks.convergence.tasks import TASKS
 from tests.models import Batch, loss_of, make_batches, make_model
 
