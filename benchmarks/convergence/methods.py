@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.convergence.powersgd import PowerSGD
 from lightning_compress import (
     CenteredTopK,
     Compressor,
@@ -16,13 +17,16 @@ from lightning_compress import (
     DensityWarmup,
     LinearDithering,
     MomentumCorrection,
+    NaturalDithering,
     OneBit,
     Quantize,
+    RandomK,
     Ternary,
     TopK,
 )
 from lightning_compress.memory import SharedMomentum
 from lightning_compress.optim import DGCSGD, LANS, CompressedAdam
+from lightning_compress.testing import SimulatedExchange
 
 MOMENTUM = 0.9
 CLIP_NORM = 1.0
@@ -38,17 +42,19 @@ class Method:
 
     Attributes:
         make_optimizer: From parameters and learning rate.
-        make_exchange: Arguments of ``SimulatedExchange`` for a run of so many steps.
+        make_exchange: Arguments of ``simulator`` for a run of so many steps.
         optimizer: The optimizer's name in the results.
-        lr: Peak learning rate.
+        lr: Peak learning rate; None: the task's, for this optimizer.
         warmup: Share of the run over which it rises.
+        simulator: What exchanges the gradients of simulated workers.
     """
 
     make_optimizer: Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]
     make_exchange: Callable[[int], Exchange]
     optimizer: str = "sgd"
-    lr: float = 0.1
+    lr: float | None = None
     warmup: float = 0.0
+    simulator: Callable[..., SimulatedExchange] = SimulatedExchange
 
 
 def sgd(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
@@ -103,20 +109,24 @@ def dgc(
     return Method(dgc_sgd if correction else sgd, make)
 
 
-LANS_LR, ADAM_LR, ADAPTIVE_WARMUP = 0.01, 2e-3, 0.1
-"""For the tiny BERT: found by the table ``clan_lr``, where the same rate was best for dense and for compressed runs."""
+def corrected(compressor: Compressor) -> Method:
+    """Momentum correction alone, with a code that is not top-k."""
+    return Method(dgc_sgd, coded(compressor, memory=MomentumCorrection(MOMENTUM)))
+
+
+ADAPTIVE_WARMUP = 0.1
 FREEZE = 0.2
 """Share of a run after which momenta are exchanged."""
 
 
 def lans(exchange: Callable[[int], Exchange]) -> Method:
     """LANS; with a compressing exchange, CLAN."""
-    return Method(lambda parameters, lr: LANS(_decayed(parameters), lr), exchange, "lans", LANS_LR, ADAPTIVE_WARMUP)
+    return Method(lambda parameters, lr: LANS(_decayed(parameters), lr), exchange, "lans", warmup=ADAPTIVE_WARMUP)
 
 
 def adamw(exchange: Callable[[int], Exchange]) -> Method:
     """AdamW; torch's, to float rounding."""
-    return _compressed_adam("adam", exchange, "adamw", ADAM_LR)
+    return _compressed_adam("adam", exchange)
 
 
 def momentum(update: Any, **settings: Any) -> Method:
@@ -126,17 +136,15 @@ def momentum(update: Any, **settings: Any) -> Method:
         freeze = max(1, round(FREEZE * steps))
         return {"memory": SharedMomentum(freeze), "start_step": freeze, **settings}
 
-    name, lr = ("adamw", ADAM_LR) if update == "adam" else ("lans", LANS_LR)
-    return _compressed_adam(update, exchange, name, lr)
+    return _compressed_adam(update, exchange)
 
 
-def _compressed_adam(update: Any, exchange: Callable[[int], Exchange], name: str, lr: float) -> Method:
+def _compressed_adam(update: Any, exchange: Callable[[int], Exchange]) -> Method:
     return Method(
         lambda parameters, rate: CompressedAdam(_decayed(parameters), rate, update=update, normalize_grad=False),
         exchange,
-        name,
-        lr,
-        ADAPTIVE_WARMUP,
+        "adamw" if update == "adam" else "lans",
+        warmup=ADAPTIVE_WARMUP,
     )
 
 
@@ -153,21 +161,74 @@ def coded(compressor: Compressor | str, dense: float = 0.0, **settings: Any) -> 
     return lambda steps: {"compressor": compressor, "start_step": round(dense * steps), **settings}
 
 
+EXCHANGES: dict[str, Callable[[int], Exchange]] = {
+    "onebit": coded(OneBit(), exchange="two_way"),
+    "topk_0.01": coded(TopK(0.01), exchange="two_way"),
+    "topk_0.001": coded(TopK(0.001), exchange="two_way"),
+    "randomk_1_32": coded(RandomK(1 / 32)),
+    "dithering_5": coded(LinearDithering(5), exchange="two_way"),
+    "dithering_7": coded(LinearDithering(7), exchange="two_way"),
+    "natural_3": coded(NaturalDithering(3), exchange="two_way"),
+    "ternary": coded(Ternary()),
+    **{f"quantize_{bits}": coded(Quantize(bits)) for bits in (8, 4, 3, 2)},
+    **{
+        f"centered_{ratio:g}": coded(CenteredTopK(ratio, block_size))
+        for ratio, block_size in ((0.12, 256), (0.06, 256), (0.03, 1024), (0.01, 4096), (0.003, 4096))
+    },
+    "centered_0.03_dense_0.1": coded(CenteredTopK(0.03, 1024), 0.1),
+    "centered_0.01_dense_0.1": coded(CenteredTopK(0.01, 4096), 0.1),
+    "centered_0.003_dense_0.1": coded(CenteredTopK(0.003, 4096), 0.1),
+    "centered_0.03_one_way": coded(CenteredTopK(0.03, 1024), exchange="all_gather"),
+    "centered_0.01_one_way_dense_0.1": coded(CenteredTopK(0.01, 4096), 0.1, exchange="all_gather"),
+    "control": coded(TopK(0.0005), exchange="two_way"),
+}
+"""The papers' exchanges, ours, and a control that must lose: they go with any optimizer, whose momentum comes after them."""
+POWERSGD: dict[str, Callable[[int], Exchange]] = {
+    f"powersgd_{rank}": (lambda _, rank=rank: {"powersgd_rank": rank}) for rank in (1, 2, 4)
+}
+
+
+def _of_all(name: str, train: Callable[[Callable[[int], Exchange]], Method]) -> dict[str, Method]:
+    """Every exchange under one optimizer."""
+    ours = {name.format(exchange): train(make) for exchange, make in EXCHANGES.items()}
+    theirs = {name.format(exchange): replace(train(make), simulator=PowerSGD) for exchange, make in POWERSGD.items()}
+    return ours | theirs
+
+
+SGD: dict[str, Method] = {
+    "dense": Method(sgd, lambda _: {"compressor": "none"}),
+    **_of_all("{}", lambda exchange: Method(sgd, exchange)),
+    "dgc_0.01": dgc(),
+    "ternary_correction": corrected(Ternary()),
+    "centered_0.06_correction": corrected(CenteredTopK(0.06)),
+    "centered_0.01_correction": corrected(CenteredTopK(0.01, 4096)),
+}
+_MOMENTA: dict[str, Compressor] = {
+    "onebit": OneBit(),
+    "ternary": Ternary(),
+    "centered_0.06": CenteredTopK(0.06),
+    "centered_0.01": CenteredTopK(0.01, 4096),
+}
 CLAN: dict[str, Method] = {
     "lans_dense": lans(coded("none")),
-    "clan_onebit": lans(coded(OneBit(), exchange="two_way")),
-    "clan_topk_0.001": lans(coded(TopK(0.001), exchange="two_way")),
-    "clan_topk_0.01": lans(coded(TopK(0.01), exchange="two_way")),
-    "clan_dithering_7": lans(coded(LinearDithering(7), exchange="two_way")),
-    "adamw_dense": adamw(coded("none")),
-    "adamw_onebit": adamw(coded(OneBit(), exchange="two_way")),
-    "onebit_adam": momentum("adam", compressor=OneBit()),
+    **_of_all("clan_{}", lans),
+    **{f"clan_{code}_momentum": momentum("lans", compressor=compressor) for code, compressor in _MOMENTA.items()},
 }
-_RATES = {"lans": (0.003, 0.01, 0.03), "adamw": (7e-4, 2e-3, 6e-3)}
+ADAMW: dict[str, Method] = {
+    "adamw_dense": adamw(coded("none")),
+    **_of_all("adamw_{}", adamw),
+    **{f"{code}_adam": momentum("adam", compressor=compressor) for code, compressor in _MOMENTA.items()},
+}
+_RATES = {"sgd": (0.01, 0.03, 0.1, 0.3), "lans": (0.003, 0.01, 0.03), "adamw": (7e-4, 2e-3, 6e-3)}
+_SEARCHED = (
+    *("dense", "ternary", "centered_0.06", "dgc_0.01"),
+    *("lans_dense", "clan_onebit", "clan_topk_0.01", "clan_dithering_7", "clan_ternary", "clan_centered_0.06"),
+    *("adamw_dense", "adamw_onebit", "adamw_ternary", "adamw_centered_0.06"),
+)
 SEARCH: dict[str, Method] = {
-    f"{name}_lr_{lr:g}": replace(CLAN[name], lr=lr)
-    for name in ("lans_dense", "clan_onebit", "clan_topk_0.01", "clan_dithering_7", "adamw_dense", "adamw_onebit")
-    for lr in _RATES[CLAN[name].optimizer]
+    f"{name}_lr_{lr:g}": replace(method, lr=lr)
+    for name, method in ((name, (SGD | CLAN | ADAMW)[name]) for name in _SEARCHED)
+    for lr in _RATES[method.optimizer]
 }
 """The learning rates are searched alike for dense and compressed runs, with a seed that no other table uses."""
 _WITHOUT_EMBEDDINGS = DenseRule(patterns=("*word_embeddings*",))
@@ -175,14 +236,9 @@ CLAN_CANDIDATES: dict[str, Method] = {
     "clan_onebit_dense_0.2": lans(coded(OneBit(), 0.2)),
     "clan_onebit_block_256": lans(coded(OneBit(block_size=256))),
     "clan_onebit_without_embeddings": lans(lambda _: {"compressor": OneBit(), "dense": _WITHOUT_EMBEDDINGS}),
-    "clan_onebit_momentum": momentum("lans", compressor=OneBit()),
     "clan_topk_0.01_dense_0.2": lans(coded(TopK(0.01), 0.2)),
-    "clan_centered_0.06": lans(coded(CenteredTopK(0.06))),
-    "clan_ternary": lans(coded(Ternary())),
-    "clan_quantize_4": lans(coded(Quantize(4))),
-    "ternary_adam": momentum("adam", compressor=Ternary()),
 }
-"""What closes the difference: dense steps first, smaller blocks, momenta, gentler codes."""
+"""What closes the difference: dense steps first, smaller blocks, embeddings left out."""
 
 CANDIDATES: dict[str, Method] = {
     "dgc_0.01_no_clipping_dense_0.1": dgc(plan=warmup(0.1, dense=0.1), clip=False),
@@ -200,15 +256,15 @@ CANDIDATES: dict[str, Method] = {
 """Where is the difference to dense within the spread of the seeds? Named by density and what else differs from the default."""
 
 METHODS: dict[str, Method] = {
-    "dense": Method(sgd, lambda _: {"compressor": "none"}),
-    "dgc_0.01": dgc(),
+    **SGD,
+    **CLAN,
+    **ADAMW,
     "dgc_0.01_no_correction": dgc(correction=False),
     "dgc_0.01_no_clipping": dgc(clip=False),
     "dgc_0.01_no_masking": dgc(masking=False),
     "dgc_0.01_no_warmup": dgc(plan=warmup(0.0)),
     "dgc_0.001": dgc(0.001),
     **CANDIDATES,
-    **CLAN,
     **CLAN_CANDIDATES,
     **SEARCH,
 }

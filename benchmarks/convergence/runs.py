@@ -21,7 +21,7 @@ from benchmarks.convergence.tasks import TASKS
 from benchmarks.report import RESULTS, Row, versions
 from lightning_compress.planner.progress import progress
 from lightning_compress.recipes.optimization import warmup_cosine
-from lightning_compress.testing import SimulatedExchange, simulate
+from lightning_compress.testing import simulate
 
 RUNS = RESULTS / "convergence.jsonl"
 WORKERS = 4
@@ -44,6 +44,11 @@ class Run:
     seed: int
     steps: int
 
+    def lr(self) -> float:
+        """Peak learning rate: the method's own, or the task's for it or for its optimizer."""
+        method, rates = METHODS[self.method], TASKS[self.family].rates
+        return method.lr or rates.get(self.method, rates[method.optimizer])
+
     def settings(self) -> Row:
         """Everything that decides the outcome, as it stands in the file."""
         method = METHODS[self.method]
@@ -56,7 +61,7 @@ class Run:
             "steps": self.steps,
             "workers": WORKERS,
             "batch_size": TASKS[self.family].batch_size,
-            "lr": method.lr,
+            "lr": self.lr(),
             "lr_schedule": f"{warmup}cosine to 0",
             "exchange": {key: _plain(value) for key, value in method.make_exchange(self.steps).items()},
         }
@@ -73,10 +78,10 @@ def execute(run: Run) -> Row:
     torch.set_num_threads(1)
     task, method, start = TASKS[run.family], METHODS[run.method], time.process_time()
     model = task.model(run.seed)
-    optimizer = method.make_optimizer(model.parameters(), method.lr)
+    optimizer = method.make_optimizer(model.parameters(), run.lr())
     warmup_steps = round(method.warmup * run.steps)
     schedule = LambdaLR(optimizer, lambda step: warmup_cosine(step, warmup_steps, run.steps))
-    exchange = SimulatedExchange(model, WORKERS, **method.make_exchange(run.steps), optimizer=optimizer)
+    exchange = method.simulator(model, WORKERS, **method.make_exchange(run.steps), optimizer=optimizer)
     curve: list[list[float]] = []
 
     def on_step(done: int) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from benchmarks.convergence.methods import CANDIDATES, CLAN, CLAN_CANDIDATES, SEARCH
+from benchmarks.convergence.methods import ADAMW, CANDIDATES, CLAN, CLAN_CANDIDATES, SEARCH, SGD
+
+RESNET, VGG, BERT = "resnet8_fashion_mnist", "vgg_fashion_mnist", "tiny_bert_python_docs"
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,12 @@ class Table:
     seeds: tuple[int, ...]
     steps: int
     about: str
-    task: str = field(default="resnet8_fashion_mnist")
+    task: str = RESNET
+
+
+def _rates(*methods: str) -> tuple[str, ...]:
+    """These methods under all learning rates that are searched for them."""
+    return tuple(name for name in SEARCH if name.rpartition("_lr_")[0] in methods)
 
 
 TABLES: dict[str, Table] = {
@@ -43,24 +50,69 @@ TABLES: dict[str, Table] = {
         "Settings of Deep Gradient Compression: which cost nothing that can be seen?",
     ),
     "clan": Table(
-        tuple(CLAN),
+        (
+            *("lans_dense", "clan_onebit", "clan_topk_0.001", "clan_topk_0.01", "clan_dithering_7"),
+            *("adamw_dense", "adamw_onebit", "onebit_adam"),
+        ),
         (0, 1, 2),
         1000,
         "CLAN and 1-bit Adam on a tiny BERT, masked words of Python's documentation",
-        "tiny_bert_python_docs",
+        BERT,
     ),
     "clan_lr": Table(
-        tuple(SEARCH),
+        _rates("lans_dense", "clan_onebit", "clan_topk_0.01", "clan_dithering_7", "adamw_dense", "adamw_onebit"),
         (100,),
         400,
         "Learning rates of CLAN's table: three for each kind of method",
-        "tiny_bert_python_docs",
+        BERT,
     ),
     "clan_settings": Table(
-        ("lans_dense", "clan_onebit", *CLAN_CANDIDATES),
+        (
+            *("lans_dense", "clan_onebit", *CLAN_CANDIDATES),
+            *("clan_onebit_momentum", "clan_centered_0.06", "clan_ternary", "clan_quantize_4", "ternary_adam"),
+        ),
         (0, 1, 2),
         1000,
         "What closes the difference between CLAN and dense training?",
-        "tiny_bert_python_docs",
+        BERT,
+    ),
+    "rates_resnet": Table(
+        _rates("dense", "ternary", "centered_0.06", "dgc_0.01"),
+        (100,),
+        500,
+        "Learning rates of ResNet-8",
+        RESNET,
+    ),
+    "rates_vgg": Table(
+        _rates("dense", "ternary", "centered_0.06", "dgc_0.01"), (100,), 500, "Learning rates of the small VGG", VGG
+    ),
+    "rates_bert": Table(
+        _rates(
+            "lans_dense", "clan_ternary", "clan_centered_0.06", "adamw_dense", "adamw_ternary", "adamw_centered_0.06"
+        ),
+        (100,),
+        500,
+        "Learning rates of the tiny BERT under our own codes",
+        BERT,
+    ),
+    "screen_resnet": Table(
+        tuple(SGD), (0, 1), 500, "Every exchange on ResNet-8: not evidence, a choice of finalists", RESNET
+    ),
+    "screen_vgg": Table(
+        tuple(SGD), (0, 1), 500, "Every exchange on the small VGG: not evidence, a choice of finalists", VGG
+    ),
+    "screen_lans": Table(
+        tuple(CLAN),
+        (0, 1),
+        500,
+        "Every exchange on the tiny BERT under LANS: not evidence, a choice of finalists",
+        BERT,
+    ),
+    "screen_adamw": Table(
+        tuple(ADAMW),
+        (0, 1),
+        500,
+        "Every exchange on the tiny BERT under AdamW: not evidence, a choice of finalists",
+        BERT,
     ),
 }
