@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import date
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,7 @@ def short(number: float) -> str:
     return f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
+@cache
 def _own_version() -> str:
     """Version, and in a clone the commit, marked if the files differ from it."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=.changed"]

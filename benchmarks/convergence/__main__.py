@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.convergence.methods import METHODS
 from benchmarks.convergence.runs import RUNS, Run, execute_all, missing, plan
 from benchmarks.convergence.tables import TABLES
+from benchmarks.convergence.tasks import EMBEDDED, TASKS
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -21,6 +22,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         choices=TABLES,
         help="; ".join(f"{name}: {table.about}" for name, table in TABLES.items()).replace("%", "%%"),
     )
+    parser.add_argument("--family", choices=TASKS, help="another network and data than the table's")
     parser.add_argument("--methods", nargs="+", choices=METHODS, metavar="METHOD", help="only these, of any table")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED")
     parser.add_argument("--steps", type=int)
@@ -33,10 +35,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--markdown", action="store_true", help="summary: as a table for a page of docs/")
     args = parser.parse_args(argv)
     table = TABLES[args.table]
-    args.family = table.task
+    args.family = args.family or table.task
     args.methods = args.methods or list(table.methods)
     args.seeds = list(table.seeds) if args.seeds is None else args.seeds
     args.steps = table.steps if args.steps is None else args.steps
+    strange = [m for m in args.methods if METHODS[m].optimizer not in TASKS[args.family].rates]
+    if strange:
+        parser.error(f"{args.family} has no learning rate for the optimizer of {', '.join(strange)}")
     for name in ("steps", "jobs"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be 1 or more, got {getattr(args, name)}")
@@ -48,12 +53,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(sys.argv[1:] if argv is None else argv)
     runs: list[Run] = list(plan(args.family, args.methods, args.seeds, args.steps))
     if args.command == "run":
-        execute_all(missing(runs, args.runs), args.jobs, args.runs)
+        try:
+            execute_all(missing(runs, args.runs), args.jobs, args.runs)
+        except FileNotFoundError as error:
+            names = ", ".join(task.name for task in EMBEDDED)
+            raise SystemExit(f"{error} Or --family: the data of {names} comes inside scikit-learn or Python.") from None
         return
     from benchmarks.convergence import summary
 
     if args.command == "summary":
-        summary.show(args.table, TABLES[args.table].about, runs, args.runs, args.markdown)
+        summary.show(args.table, TABLES[args.table], runs, args.runs, args.markdown)
     else:
         summary.plot(args.table, TABLES[args.table].about, runs, args.runs)
 

@@ -156,11 +156,13 @@ def _decayed(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
     return [{"params": groups[True], "weight_decay": 0.01}, {"params": groups[False], "weight_decay": 0.0}]
 
 
-def coded(compressor: Compressor | str, dense: float = 0.0, **settings: Any) -> Callable[[int], Exchange]:
-    """A compressor from the first step on, or after the share ``dense`` of the run."""
-    return lambda steps: {"compressor": compressor, "start_step": round(dense * steps), **settings}
+def coded(compressor: Compressor | str, after: float = 0.0, **settings: Any) -> Callable[[int], Exchange]:
+    """A compressor from the first step on, or after that share of the run."""
+    return lambda steps: {"compressor": compressor, "start_step": round(after * steps), **settings}
 
 
+_ALL_MATRICES = DenseRule(max_numel=0)
+"""Beside a sparse code, the 8 bits of tensors of up to 1024 elements are most of what a small network sends."""
 EXCHANGES: dict[str, Callable[[int], Exchange]] = {
     "onebit": coded(OneBit(), exchange="two_way"),
     "topk_0.01": coded(TopK(0.01), exchange="two_way"),
@@ -178,6 +180,8 @@ EXCHANGES: dict[str, Callable[[int], Exchange]] = {
     "centered_0.03_dense_0.1": coded(CenteredTopK(0.03, 1024), 0.1),
     "centered_0.01_dense_0.1": coded(CenteredTopK(0.01, 4096), 0.1),
     "centered_0.003_dense_0.1": coded(CenteredTopK(0.003, 4096), 0.1),
+    "centered_0.03_all_matrices": coded(CenteredTopK(0.03, 1024), dense=_ALL_MATRICES),
+    "centered_0.01_all_matrices_dense_0.1": coded(CenteredTopK(0.01, 4096), 0.1, dense=_ALL_MATRICES),
     "centered_0.03_one_way": coded(CenteredTopK(0.03, 1024), exchange="all_gather"),
     "centered_0.01_one_way_dense_0.1": coded(CenteredTopK(0.01, 4096), 0.1, exchange="all_gather"),
     "control": coded(TopK(0.0005), exchange="two_way"),

@@ -1,63 +1,120 @@
-"""Reads the runs: means, spreads, paired differences to the first method, and plots of the curves."""
+"""Reads the runs: means, spreads, paired differences to dense, what they prove, and plots of the curves."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
 from rich.console import Console
 from scipy import stats
 
+from benchmarks.convergence.evidence import Margin, compare, holm, verdict
 from benchmarks.convergence.runs import Run, key, read
+from benchmarks.convergence.tables import Table
 from benchmarks.report import RESULTS, Row, make_table
 
 COLUMNS = ["method", "seeds", "mean %", "spread", "difference", "95 % interval", "test loss", "bits", "last bits"]
+PROOF_COLUMNS = ["method", "seeds", "points", "loss %", "p", "Holm", "Wilcoxon", "verdict"]
 
 
-def show(table: str, about: str, runs: Sequence[Run], path: Path, markdown: bool = False) -> None:
-    """Prints a table of the runs that are there; ``markdown`` prints it for a page of the documentation."""
-    rows = _found(runs, path)
+def show(name: str, table: Table, runs: Sequence[Run], path: Path, markdown: bool = False) -> None:
+    """Prints the runs that are there and what they prove; ``markdown`` prints it for a page of the documentation."""
+    rows = found(runs, path)
     if not rows:
-        raise SystemExit(f"{path} has none of these runs: python -m benchmarks.convergence run {table}")
-    if markdown:
-        print("\n".join("| " + " | ".join(line) + " |" for line in [COLUMNS, ["---"] * len(COLUMNS), *lines(rows)]))
-        return
+        raise SystemExit(f"{path} has none of these runs: python -m benchmarks.convergence run {name}")
     first = rows[0]
     caption = (
         f"{first['family']}, {first['workers']} workers x {first['batch_size']}, {first['steps']} steps; "
-        f"{len(rows)} of {len(runs)} runs. Spread: standard deviation over seeds. Difference: to {first['method']}, "
-        "seed by seed, in points. Bits: what a rank puts on the wire per parameter and step, the mean over the run and "
-        "its last step."
+        f"{len(rows)} of {len(runs)} runs. Spread: standard deviation over seeds. Difference: to the first method of the same "
+        "optimizer, seed by seed, in points. Bits: what a rank puts on the wire per parameter and step, the mean over the run "
+        "and its last step."
     )
-    printed = make_table(f"{about} ({table})", COLUMNS, caption)
-    for line in lines(rows):
+    _print(f"{table.about} ({name})", COLUMNS, lines(rows), caption, markdown)
+    if table.control is not None:
+        proofs, comment = prove(rows, table.control, table.margin)
+        _print("What may be claimed", PROOF_COLUMNS, proofs, comment, markdown)
+
+
+def _print(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]], caption: str, markdown: bool) -> None:
+    if markdown:
+        rows = [columns, ["---"] * len(columns), *lines]
+        print("\n".join("| " + " | ".join(row) + " |" for row in rows) + f"\n\n{caption}\n")
+        return
+    printed = make_table(title, columns, caption)
+    for line in lines:
         printed.add_row(*line)
     Console(width=140).print(printed)
 
 
-def lines(rows: Sequence[Row]) -> list[list[str]]:
-    """One line per method, in the order of ``rows``; the first method is the baseline of the differences."""
-    by_method: dict[str, dict[int, Row]] = {}
-    for row in rows:
-        by_method.setdefault(row["method"], {})[row["seed"]] = row
-    (baseline, *_) = by_method.values()
-    result = []
-    for method, of_seed in by_method.items():
-        values = [row["value"] for row in of_seed.values()]
-        pairs = [row["value"] - baseline[seed]["value"] for seed, row in of_seed.items() if seed in baseline]
-        difference = ["-", "-"] if of_seed is baseline else [_signed(pairs), _interval(pairs)]
-        losses = [row["test_loss"] for row in of_seed.values()]
-        bits = [
-            f"{mean(row[name] for row in of_seed.values()):.2f}"
-            for name in ("bits_per_parameter", "last_bits_per_parameter")
+def prove(rows: Sequence[Row], control: str, margin: Margin) -> tuple[list[list[str]], str]:
+    """One line per method that is compared, and a comment, which says loudly if the control was not found worse."""
+    by_method = grouped(rows)
+    compared = {
+        method: comparison
+        for method in by_method
+        if method != baseline_of(method, by_method)
+        and (comparison := compare(by_method[baseline_of(method, by_method)], by_method[method], margin))
+    }
+    adjusted = holm({method: c.p for method, c in compared.items() if method != control})
+    verdicts = {method: verdict(c, adjusted.get(method, c.p), margin) for method, c in compared.items()}
+    result = [
+        [
+            *(method, str(c.seeds), f"{c.points:+.2f}", f"{100 * c.loss:+.1f}"),
+            *(f"{p:.3g}" for p in (c.p, adjusted.get(method, c.p), c.wilcoxon)),
+            verdicts[method],
         ]
-        spread = f"{stdev(values):.2f}" if len(values) > 1 else "-"
+        for method, c in compared.items()
+    ]
+    comment = (
+        f"Non-inferior: mean accuracy less than {margin.points:g} points and mean test loss less than {100 * margin.loss:g} % "
+        "worse than dense, by one-sided paired t-tests, Holm's correction over the methods without the control, level "
+        f"{margin.alpha:g}. Worse: beyond the margin at the same level. Not shown: these runs cannot tell."
+    )
+    if verdicts.get(control) != "worse":
+        found_it = verdicts.get(control, "without two paired runs")
+        comment += f" THE CONTROL {control} WAS NOT FOUND WORSE ({found_it}): THESE RUNS PROVE NOTHING ABOUT THE OTHER METHODS."
+    return result, comment
+
+
+def grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each method, in the order of ``rows``."""
+    result: dict[str, list[Row]] = {}
+    for row in rows:
+        result.setdefault(row["method"], []).append(row)
+    return result
+
+
+def baseline_of(method: str, by_method: Mapping[str, Sequence[Row]]) -> str:
+    """The first method of the same optimizer: dense, in all tables."""
+    optimizer = by_method[method][0]["optimizer"]
+    return next(name for name, rows in by_method.items() if rows[0]["optimizer"] == optimizer)
+
+
+def lines(rows: Sequence[Row]) -> list[list[str]]:
+    """One line per method, in the order of ``rows``; differences are to the first method of the same optimizer."""
+    by_method = grouped(rows)
+    result = []
+    for method, own in by_method.items():
+        dense = baseline_of(method, by_method)
+        pairs = differences(by_method[dense], own)
+        values = [row["value"] for row in own]
+        bits = [f"{mean(row[name] for row in own):.2f}" for name in ("bits_per_parameter", "last_bits_per_parameter")]
         result.append(
-            [method, str(len(values)), f"{mean(values):.2f}", spread, *difference, f"{mean(losses):.3f}", *bits]
+            [
+                *(method, str(len(values)), f"{mean(values):.2f}", f"{stdev(values):.2f}" if len(values) > 1 else "-"),
+                *(["-", "-"] if method == dense else [_signed(pairs), _interval(pairs)]),
+                *(f"{mean(row['test_loss'] for row in own):.3f}", *bits),
+            ]
         )
     return result
+
+
+def differences(dense: Sequence[Row], method: Sequence[Row]) -> list[float]:
+    """Points of accuracy by which a method differs from dense, for each seed that both have."""
+    of_seed = {row["seed"]: row["value"] for row in dense}
+    return [row["value"] - of_seed[row["seed"]] for row in method if row["seed"] in of_seed]
 
 
 def interval(pairs: Sequence[float], level: float = 0.95) -> tuple[float, float]:
@@ -73,7 +130,7 @@ def plot(table: str, about: str, runs: Sequence[Run], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = _found(runs, path)
+    rows = found(runs, path)
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     for method in dict.fromkeys(row["method"] for row in rows):
         curves = [row["curve"] for row in rows if row["method"] == method]
@@ -90,7 +147,7 @@ def plot(table: str, about: str, runs: Sequence[Run], path: Path) -> None:
     print(f"saved {target}")
 
 
-def _found(runs: Sequence[Run], path: Path) -> list[Row]:
+def found(runs: Sequence[Run], path: Path) -> list[Row]:
     """The rows of ``runs`` that are there, method by method in the order of the table."""
     rows = {key(row): row for row in read(path)}
     methods = list(dict.fromkeys(run.method for run in runs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchmarks.convergence.evidence import NO_LOSS, Margin
 from benchmarks.convergence.methods import ADAMW, CANDIDATES, CLAN, CLAN_CANDIDATES, SEARCH, SGD
 
 RESNET, VGG, BERT = "resnet8_fashion_mnist", "vgg_fashion_mnist", "tiny_bert_python_docs"
@@ -19,6 +20,8 @@ class Table:
         steps: Length of a run.
         about: What the table shows.
         task: Name from ``tasks.TASKS``.
+        control: A method that has to be found worse, or the table says nothing about the others. None: no claim is made.
+        margin: What counts as no loss.
     """
 
     methods: tuple[str, ...]
@@ -26,11 +29,18 @@ class Table:
     steps: int
     about: str
     task: str = RESNET
+    control: str | None = None
+    margin: Margin = NO_LOSS
 
 
 def _rates(*methods: str) -> tuple[str, ...]:
     """These methods under all learning rates that are searched for them."""
     return tuple(name for name in SEARCH if name.rpartition("_lr_")[0] in methods)
+
+
+def _finalists(methods: tuple[str, ...], name: str, task: str) -> Table:
+    """At most four methods between dense and the control, with seeds that did not choose them."""
+    return Table(methods, tuple(range(10, 18)), 2000, f"{name}: finalists against dense", task, methods[-1])
 
 
 TABLES: dict[str, Table] = {
@@ -113,6 +123,22 @@ TABLES: dict[str, Table] = {
         (0, 1),
         500,
         "Every exchange on the tiny BERT under AdamW: not evidence, a choice of finalists",
+        BERT,
+    ),
+    "finalists_resnet": _finalists(
+        ("dense", "ternary", "centered_0.06", "centered_0.03_dense_0.1", "dgc_0.01", "control"), "ResNet-8", RESNET
+    ),
+    "finalists_vgg": _finalists(
+        ("dense", "ternary", "centered_0.06", "centered_0.01_dense_0.1", "dgc_0.01", "control"), "The small VGG", VGG
+    ),
+    "finalists_lans": _finalists(
+        ("lans_dense", "clan_ternary", "clan_centered_0.06", "clan_quantize_4", "clan_control"),
+        "The tiny BERT, LANS",
+        BERT,
+    ),
+    "finalists_adamw": _finalists(
+        ("adamw_dense", "adamw_ternary", "adamw_quantize_4", "ternary_adam", "adamw_control"),
+        "The tiny BERT, AdamW",
         BERT,
     ),
 }
