@@ -8,6 +8,7 @@ from benchmarks.convergence.evidence import NO_LOSS, Margin
 from benchmarks.convergence.methods import ADAMW, CANDIDATES, CLAN, CLAN_CANDIDATES, SEARCH, SGD
 
 RESNET, VGG, BERT = "resnet8_fashion_mnist", "vgg_fashion_mnist", "tiny_bert_python_docs"
+SCREEN_STEPS = 500
 
 
 @dataclass(frozen=True)
@@ -89,39 +90,43 @@ TABLES: dict[str, Table] = {
     "rates_resnet": Table(
         _rates("dense", "ternary", "centered_0.06", "dgc_0.01"),
         (100,),
-        500,
+        SCREEN_STEPS,
         "Learning rates of ResNet-8",
         RESNET,
     ),
     "rates_vgg": Table(
-        _rates("dense", "ternary", "centered_0.06", "dgc_0.01"), (100,), 500, "Learning rates of the small VGG", VGG
+        _rates("dense", "ternary", "centered_0.06", "dgc_0.01"),
+        (100,),
+        SCREEN_STEPS,
+        "Learning rates of the small VGG",
+        VGG,
     ),
     "rates_bert": Table(
         _rates(
             "lans_dense", "clan_ternary", "clan_centered_0.06", "adamw_dense", "adamw_ternary", "adamw_centered_0.06"
         ),
         (100,),
-        500,
+        SCREEN_STEPS,
         "Learning rates of the tiny BERT under our own codes",
         BERT,
     ),
     "screen_resnet": Table(
-        tuple(SGD), (0, 1), 500, "Every exchange on ResNet-8: not evidence, a choice of finalists", RESNET
+        tuple(SGD), (0, 1), SCREEN_STEPS, "Every exchange on ResNet-8: not evidence, a choice of finalists", RESNET
     ),
     "screen_vgg": Table(
-        tuple(SGD), (0, 1), 500, "Every exchange on the small VGG: not evidence, a choice of finalists", VGG
+        tuple(SGD), (0, 1), SCREEN_STEPS, "Every exchange on the small VGG: not evidence, a choice of finalists", VGG
     ),
     "screen_lans": Table(
         tuple(CLAN),
         (0, 1),
-        500,
+        SCREEN_STEPS,
         "Every exchange on the tiny BERT under LANS: not evidence, a choice of finalists",
         BERT,
     ),
     "screen_adamw": Table(
         tuple(ADAMW),
         (0, 1),
-        500,
+        SCREEN_STEPS,
         "Every exchange on the tiny BERT under AdamW: not evidence, a choice of finalists",
         BERT,
     ),
