@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from benchmarks.convergence.powersgd import PowerSGD
+from benchmarks.convergence.relaxed import Relaxed
 from lightning_compress import (
     CenteredTopK,
     Compressor,
@@ -259,6 +260,18 @@ CANDIDATES: dict[str, Method] = {
 }
 """Where is the difference to dense within the spread of the seeds? Named by density and what else differs from the default."""
 
+RELAXED: dict[str, Method] = {
+    f"{name}_times_{factor:g}": Method(sgd, coded(Relaxed(compressor, factor)))
+    for name, compressor, factors in (
+        ("centered_0.03", CenteredTopK(0.03, 1024), (0.5, 0.75, 1.25)),
+        ("centered_0.01", CenteredTopK(0.01, 4096), (0.5, 0.75)),
+        ("topk_0.01", TopK(0.01), (1.3, 1.7, 2.0)),
+        ("onebit", OneBit(), (0.5, 1.5)),
+    )
+    for factor in factors
+}
+"""Where is the best amplitude? ``CenteredTopK`` sends twice its threshold, top-k what it has."""
+
 METHODS: dict[str, Method] = {
     **SGD,
     **CLAN,
@@ -270,5 +283,6 @@ METHODS: dict[str, Method] = {
     "dgc_0.001": dgc(0.001),
     **CANDIDATES,
     **CLAN_CANDIDATES,
+    **RELAXED,
     **SEARCH,
 }

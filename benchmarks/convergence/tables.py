@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.convergence.evidence import NO_LOSS, Margin
-from benchmarks.convergence.methods import ADAMW, CANDIDATES, CLAN, CLAN_CANDIDATES, SEARCH, SGD
+from benchmarks.convergence.methods import ADAMW, CANDIDATES, CLAN, CLAN_CANDIDATES, RELAXED, SEARCH, SGD
 
 RESNET, VGG, BERT = "resnet8_fashion_mnist", "vgg_fashion_mnist", "tiny_bert_python_docs"
 SCREEN_STEPS = 500
@@ -37,6 +37,11 @@ class Table:
 def _rates(*methods: str) -> tuple[str, ...]:
     """These methods under all learning rates that are searched for them."""
     return tuple(name for name in SEARCH if name.rpartition("_lr_")[0] in methods)
+
+
+def _amplitudes(name: str, task: str) -> Table:
+    methods = ("dense", "centered_0.03", "centered_0.01", "topk_0.01", "onebit", *RELAXED)
+    return Table(methods, (0, 1), SCREEN_STEPS, f"{name}: where is the best amplitude under error feedback?", task)
 
 
 def _finalists(methods: tuple[str, ...], name: str, task: str) -> Table:
@@ -130,6 +135,8 @@ TABLES: dict[str, Table] = {
         "Every exchange on the tiny BERT under AdamW: not evidence, a choice of finalists",
         BERT,
     ),
+    "amplitude_resnet": _amplitudes("ResNet-8", RESNET),
+    "amplitude_vgg": _amplitudes("The small VGG", VGG),
     "finalists_resnet": _finalists(
         ("dense", "ternary", "centered_0.06", "centered_0.03_dense_0.1", "dgc_0.01", "control"), "ResNet-8", RESNET
     ),
