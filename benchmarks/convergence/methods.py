@@ -224,7 +224,7 @@ ADAMW: dict[str, Method] = {
     **_of_all("adamw_{}", adamw),
     **{f"{code}_adam": momentum("adam", compressor=compressor) for code, compressor in _MOMENTA.items()},
 }
-_RATES = {"sgd": (0.01, 0.03, 0.1, 0.3), "lans": (0.003, 0.01, 0.03), "adamw": (7e-4, 2e-3, 6e-3)}
+_RATES = {"sgd": (0.01, 0.03, 0.1, 0.3), "lans": (0.003, 0.01, 0.03), "adamw": (2e-4, 7e-4, 2e-3, 6e-3)}
 _SEARCHED = (
     *("dense", "ternary", "centered_0.06", "dgc_0.01"),
     *("lans_dense", "clan_onebit", "clan_topk_0.01", "clan_dithering_7", "clan_ternary", "clan_centered_0.06"),

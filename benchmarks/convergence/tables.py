@@ -79,7 +79,7 @@ TABLES: dict[str, Table] = {
         _rates("lans_dense", "clan_onebit", "clan_topk_0.01", "clan_dithering_7", "adamw_dense", "adamw_onebit"),
         (100,),
         400,
-        "Learning rates of CLAN's table: three for each kind of method",
+        "Learning rates of CLAN's table, searched alike for each kind of method",
         BERT,
     ),
     "clan_settings": Table(
