@@ -225,8 +225,8 @@ class MaskedWords:
 
 Task = Images | MaskedWords
 _BERT_RATES = {"lans": 0.01, "adamw": 7e-4}
-"""Found by the table ``clan_lr``: LANS is best at one rate dense and compressed; AdamW learns with 1 bit at no higher one, and dense
-gains a quarter of a point from 2e-3."""
+"""Found by the table ``clan_lr``: LANS is best at one rate dense and compressed; with 1 bit AdamW learns at no higher one,
+where dense gains a quarter of a point."""
 EMBEDDED: tuple[Task, ...] = (
     Images("resnet8_digits", resnet8, {"sgd": 0.1}, "digits", pixels=8),
     Images("vgg_digits", SmallVGG, {"sgd": 0.03}, "digits"),
