@@ -21,9 +21,10 @@ from torch import Tensor
 from benchmarks.report import Row, add_output_options, make_table, publish, short
 from benchmarks.step_time import MODELS
 from benchmarks.workloads import WORKLOADS, Batch, Workload
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.planner.costs import BucketCost, measure_costs
 from lightning_compress.planner.link import GivenLink, host_cost
-from lightning_compress.planner.methods import method_names
+from lightning_compress.planner.methods import Method, method_names
 from lightning_compress.planner.predict import predict
 from lightning_compress.planner.profile import Profile
 from lightning_compress.planner.progress import progress
@@ -58,7 +59,10 @@ class Training(pl.LightningModule):
 def curves(profile: Profile, costs: Mapping[str, list[BucketCost]], hosts: int, latency: float, host: float) -> Curves:
     """The predicted steps of every method at every rate."""
     links = [GivenLink(rate * 1e6 / 8, latency, hosts, host) for rate in RATES]
-    return {name: [predict(name, profile, cost, link).seconds for link in links] for name, cost in costs.items()}
+    return {
+        name: [predict(Method.named(name), profile, cost, link).seconds for link in links]
+        for name, cost in costs.items()
+    }
 
 
 def pays_up_to(method: Sequence[float], baseline: Sequence[float]) -> float | None:
@@ -145,7 +149,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             profile = measure_training(training, batch, args.steps, Ranks(), {}, trainer, advance)
             measured[model] = {"compute_ms": round(1e3 * profile.at(0.5).total, 3), "buckets": len(profile.buckets)}
             for hosts in args.hosts:
-                costs = {name: measure_costs(name, training, profile, 0, hosts, advance) for name in names}
+                nodes = Nodes.alone(hosts)
+                costs = {
+                    name: measure_costs(Method.named(name), training, profile, 0, nodes, advance) for name in names
+                }
                 steps = curves(profile, costs, hosts, args.latency * 1e-6, host)
                 rows += rows_of(model, hosts, steps)
                 if args.plot:

@@ -16,8 +16,10 @@ from typing_extensions import override
 from benchmarks.methods import REFERENCE, SYNC_BUFFERS, Wrapped, corrects_momentum, wrap
 from benchmarks.step_time_rank import WARM_UP, Interface, Run, Training, gather, join, leave, measure
 from benchmarks.workloads import WORKLOADS, Workload
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.planner.costs import measure_costs
 from lightning_compress.planner.link import Link, measure_link
+from lightning_compress.planner.methods import Method, arguments_of
 from lightning_compress.planner.predict import Prediction, predict
 from lightning_compress.planner.profile import Profile, StepRecorder
 from lightning_compress.planner.training import exchange_nothing
@@ -25,9 +27,10 @@ from lightning_compress.planner.training import exchange_nothing
 _DEVICE = torch.device("cpu")
 
 
-def planner_name(method: str) -> str:
-    """The planner's name of a method of ``step_time.py``."""
-    return "quantize" if method == "compressed" else method.removeprefix("compressed_")
+def planned(method: str) -> Method:
+    """The planner's picture of a method of ``step_time.py``: torch's hooks, or an exchange of ours."""
+    name = "quantize" if method == "compressed" else method.removeprefix("compressed_")
+    return Method.named(name) if name == method else Method(name, arguments_of(name))
 
 
 class ProfiledTraining(Training):
@@ -67,8 +70,8 @@ def predicted(method: str, training: Training, profile: Profile, link: Link) -> 
     if method == REFERENCE:
         low, middle, high = (profile.at(share).total for share in (0.25, 0.5, 0.75))
         return Prediction(method, middle, low, high, 0.0, 0)
-    name = planner_name(method)
-    return predict(name, profile, measure_costs(name, training.model, profile, dist.get_rank(), link.world_size), link)
+    ours, nodes = planned(method), Nodes.alone(link.world_size)
+    return predict(ours, profile, measure_costs(ours, training.model, profile, dist.get_rank(), nodes), link)
 
 
 def main() -> None:
@@ -78,7 +81,7 @@ def main() -> None:
     training = ProfiledTraining(WORKLOADS[args.model], dist.get_rank(), corrected, args.broadcast_buffers)
     group = dist.group.WORLD
     assert group is not None
-    link = measure_link(group, _DEVICE)
+    link = measure_link(group, _DEVICE, Nodes.alone(dist.get_world_size()))
     methods = [method for method in args.methods if method != REFERENCE]
     runs = [
         Run(REFERENCE, training.alone),

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import importlib
-import os
+import inspect
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
+import yaml
+from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from lightning_compress.exchange.hook import GradientExchange
+from lightning_compress.exchange.nodes import Nodes, find_nodes
 from lightning_compress.optim import CompressedAdam
 from lightning_compress.planner.advice import explain, recommend
 from lightning_compress.planner.costs import measure_costs
 from lightning_compress.planner.link import Link, measure_link
-from lightning_compress.planner.methods import arguments_of
+from lightning_compress.planner.methods import HIERARCHICAL, Method, arguments_of
 from lightning_compress.planner.pilot import Pilot
 from lightning_compress.planner.predict import Prediction, calibrated, predict
 from lightning_compress.planner.profile import StepRecorder
+from lightning_compress.presets import PRESETS
 from lightning_compress.state import SaveMode
 from lightning_compress.strategy import CompressionGlue
 
@@ -31,7 +36,7 @@ CHOICE_KEY = "lightning_compress_auto"
 """Where a Lightning checkpoint keeps the choice."""
 
 CANDIDATES = ("fp32", "bf16", "fp8", "quantize", "ternary", "centered")
-"""Mildest first. Codes that are known to need more steps for the same accuracy are left to those who ask for them."""
+"""Codes that are known to need more steps for the same accuracy are left to those who ask for them."""
 
 _CHOSEN = frozenset({"compressor", "memory", "exchange", "dense", "start_step", "schedule"})
 
@@ -74,6 +79,7 @@ class AutoGlue(CompressionGlue):
         self._in_force = "bf16"  # until the next step begins, the pilot may have chosen another
         self._started = False
         self._verify_every = verify_every
+        self._given = {**kwargs, "save_state": save_state}
         self.exchange = _ObservedExchange(**self._arguments("bf16"))
         self._pending = False
         self._begun: float | None = None
@@ -173,26 +179,25 @@ class AutoGlue(CompressionGlue):
 
     def _decide(self) -> tuple[str, str]:
         """Measures on all ranks, and chooses."""
-        self._tell(f"compressed_auto measures the network and {len(CANDIDATES)} exchanges.")
         recorder, module = self.exchange.recorder, self.model
         assert recorder is not None
         assert isinstance(module, DistributedDataParallel)
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        profile = recorder.profile(min(recorder.steps - 1, self.pilot.warm_up), local, exchanging=True)
-        link = self._link(module)
-        costs = {
-            name: measure_costs(name, module.module, profile, self.global_rank, self.world_size) for name in CANDIDATES
-        }
-        alone = calibrated(self.pilot.method, profile, costs[self.pilot.method], link, self.pilot.seconds)
-        predictions = [predict(name, alone, costs[name], link) for name in CANDIDATES]
-        return self._choice(predictions)
+        nodes = find_nodes(module.process_group, self.num_processes)
+        methods = [_method(name) for name in candidates(nodes)]
+        self._tell(f"compressed_auto measures the network and {len(methods)} exchanges.")
+        profile = recorder.profile(min(recorder.steps - 1, self.pilot.warm_up), nodes.size, exchanging=True)
+        link = self._link(module, nodes)
+        costs = {m.name: measure_costs(m, module.module, profile, self.global_rank, nodes) for m in methods}
+        current = _method(self.pilot.method)
+        alone = calibrated(current, profile, costs[current.name], link, self.pilot.seconds)
+        return self._choice([predict(m, alone, costs[m.name], link) for m in methods])
 
     def _choice(self, predictions: list[Prediction]) -> tuple[str, str]:
         chosen = recommend(predictions)
         return chosen.method, explain(chosen, predictions)
 
-    def _link(self, module: DistributedDataParallel) -> Link:
-        return measure_link(module.process_group, self.root_device)
+    def _link(self, module: DistributedDataParallel, nodes: Nodes) -> Link:
+        return measure_link(module.process_group, self.root_device, nodes)
 
     def _agreed(self, mine: tuple[Any, ...]) -> tuple[Any, ...]:
         """Rank 0's."""
@@ -205,7 +210,7 @@ class AutoGlue(CompressionGlue):
         self._pending, self._in_force = False, self.pilot.method
         scaler = getattr(self.precision_plugin, "scaler", None)
         arguments = self._arguments(self.pilot.method)
-        self.exchange.switch(arguments, self.model, grad_scaler=scaler, timeout=self._timeout)
+        self.exchange.switch(arguments, self.model, scaler, self._timeout, ranks_per_node=self.num_processes)
 
     def _use(self, method: str) -> None:
         """Before there are memories."""
@@ -213,7 +218,8 @@ class AutoGlue(CompressionGlue):
         self.exchange.choose(**self._arguments(method))
 
     def _arguments(self, method: str) -> dict[str, Any]:
-        return {**arguments_of(method), "verify_every": self._verify_every}
+        watched = {"verify_every": self._verify_every} if self._verify_every else {}
+        return {**arguments_of(method), **watched}
 
     def _names(self) -> dict[int, str]:
         assert isinstance(self.model, DistributedDataParallel)
@@ -233,9 +239,45 @@ class AutoGlue(CompressionGlue):
         importlib.import_module(f"{self.root}.utilities").rank_zero_info(text)
 
     def pin(self) -> str:
-        """The YAML that gives the strategy in force without measuring."""
-        name = "ddp" if self.pilot.method == "fp32" else f"compressed_{self.pilot.method}"
-        return f"trainer:\n  strategy: {name}\n"
+        """The YAML that gives the strategy in force without measuring, with the arguments that this strategy was given."""
+        own = {k: v for k, v in self._given.items() if v is not None and v != _DEFAULTS.get(k)}
+        left_out = sorted(name for name, value in own.items() if not _is_plain(value))
+        note = f"# add what YAML cannot say here: {', '.join(left_out)}\n" if left_out else ""
+        further = {k: str(v) if isinstance(v, timedelta) else v for k, v in own.items() if _is_plain(v)}
+        text: str = yaml.safe_dump({"trainer": {"strategy": self._pinned(further)}}, sort_keys=False)
+        return note + text
+
+    def _pinned(self, further: dict[str, Any]) -> str | dict[str, Any]:
+        chosen = self._arguments(self.pilot.method)
+        if not further and chosen == {"compressor": "none"}:
+            return "ddp"
+        if not further and chosen == PRESETS.get(f"_{self.pilot.method}"):
+            return f"compressed_{self.pilot.method}"
+        return {"class_path": "lightning_compress.CompressedStrategy", "init_args": {**chosen, **further}}
+
+
+def candidates(nodes: Nodes) -> list[str]:
+    """What is compared; what is hierarchical only where there are several nodes with several ranks each."""
+    hierarchical = [HIERARCHICAL + name for name in CANDIDATES if name != "fp32"]
+    return [*CANDIDATES, *(hierarchical if nodes.nested else [])]
+
+
+def _method(name: str) -> Method:
+    """As this strategy runs it: fp32 and bf16 too go through the exchange's pipeline, not through hooks of DDP's own."""
+    return Method(name, arguments_of(name))
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str, timedelta))
+
+
+_DEFAULTS: dict[str, Any] = {
+    **{name: p.default for name, p in inspect.signature(DistributedDataParallel.__init__).parameters.items()},
+    "save_state": "exact",
+    "start_method": "popen",
+    "timeout": default_pg_timeout,
+}
+"""Of what this strategy takes: strategy names and configuration files spell them out."""
 
 
 class _ObservedExchange(GradientExchange):

@@ -57,6 +57,11 @@ class Nodes:
         """Number of ranks."""
         return self.count * self.size
 
+    @property
+    def nested(self) -> bool:
+        """Whether there are several nodes with several ranks each."""
+        return self.count > 1 and self.size > 1
+
     def peers(self, level: Level, rank: int) -> list[int]:
         """The ranks that take part in ``rank``'s collectives of a level, itself included, as process groups order them."""
         if level == "world":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_compress.planner.methods import DDP, mildness, needs_own_optimizer
+from lightning_compress.planner.methods import DDP, HIERARCHICAL, mildness, needs_own_optimizer
 from lightning_compress.planner.predict import Prediction
 
 _NOISE = 0.03
@@ -22,12 +22,10 @@ def recommend(predictions: Sequence[Prediction]) -> Prediction:
     Args:
         predictions: Of all methods that may be taken.
     """
-    candidates = sorted(
-        (p for p in predictions if not needs_own_optimizer(p.method)), key=lambda p: (mildness(p.method), -p.nbytes)
-    )
+    candidates = [p for p in predictions if not needs_own_optimizer(p.method)]
     best = min(candidates, key=lambda p: p.seconds)
     limit = best.seconds + noise(best)
-    return next(p for p in candidates if p.seconds <= limit)
+    return min((p for p in candidates if p.seconds <= limit), key=lambda p: (mildness(p.method), p.seconds))
 
 
 def noise(prediction: Prediction) -> float:
@@ -45,9 +43,11 @@ def explain(chosen: Prediction, predictions: Sequence[Prediction]) -> str:
     )
     step = f"predicted step {1e3 * chosen.seconds:.0f} ms" + (f", {gains}" if gains else "")
     if chosen.method not in DDP:
+        bare = chosen.method.removeprefix(HIERARCHICAL)
+        layered = f'CompressedStrategy("{bare}", exchange="hierarchical")'
+        strategy = f'strategy="compressed_{bare}"' if bare == chosen.method else layered
         return (
-            f'Use strategy="compressed_{chosen.method}": the link is the bottleneck and this is the mildest choice that is '
-            f"as fast as any; {step}."
+            f"Use {strategy}: the link is the bottleneck and this is the mildest choice that is as fast as any; {step}."
         )
     if chosen.exposed <= _BOUND * chosen.seconds:
         why = "you are compute bound, communication hides behind backward"

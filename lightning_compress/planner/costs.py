@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_compress.exchange.collectives import AllGather, AllToAll, Collective
+from lightning_compress.exchange.collectives import AllGather, AllToAll, Collective, Level
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.exchange.topology import Steps
-from lightning_compress.planner.methods import MethodOnOneRank
+from lightning_compress.planner.methods import Method, MethodOnOneRank
 from lightning_compress.planner.profile import Bucket, Profile
 from lightning_compress.planner.sample import quantile
 
@@ -20,10 +21,11 @@ _REPEATS = 3
 
 @dataclass(frozen=True)
 class Message:
-    """A collective of one bucket: what it is, and the bytes that this rank puts on the wire."""
+    """A collective of one bucket: what it is, the bytes that this rank puts on the wire, and among whom."""
 
     kind: type[Collective]
     sent: float
+    level: Level = "world"
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,11 @@ class BucketCost:
 
 
 def measure_costs(
-    name: str,
+    method: Method,
     module: torch.nn.Module,
     profile: Profile,
     rank: int,
-    world_size: int,
+    nodes: Nodes,
     advance: Callable[[str], None] = lambda _: None,
 ) -> list[BucketCost]:
     """Runs one rank's part of an exchange over random gradients of the model's buckets.
@@ -56,20 +58,20 @@ def measure_costs(
     All other ranks are taken to have sent what this one has: their bytes are decoded as in training.
 
     Args:
-        name: The method.
+        method: The method.
         module: The model; takes memories of its size meanwhile.
         profile: Its buckets and device.
         rank: This rank.
-        world_size: Of the exchange; the others need not exist.
+        nodes: Where all ranks are; the others need not exist.
         advance: Told of each repetition.
     """
-    method = MethodOnOneRank(name, module, rank, world_size)
+    exchange = MethodOnOneRank(method, module, rank, nodes)
     rounds = []
     for repeat in range(_REPEATS + 1):
-        measured = [_measure(method, bucket, profile.device, rank) for bucket in profile.buckets]
+        measured = [_measure(exchange, bucket, profile.device, rank, nodes) for bucket in profile.buckets]
         if repeat:  # the first one compiles, and fills the residual
             rounds.append(measured)
-        advance(name)
+        advance(method.name)
     return [_collect(repetitions) for repetitions in zip(*rounds, strict=True)]
 
 
@@ -79,10 +81,10 @@ def _collect(repetitions: Sequence[BucketCost]) -> BucketCost:
 
 
 @torch.no_grad()
-def _measure(method: MethodOnOneRank, bucket: Bucket, device: torch.device, rank: int) -> BucketCost:
+def _measure(exchange: MethodOnOneRank, bucket: Bucket, device: torch.device, rank: int, nodes: Nodes) -> BucketCost:
     generator = torch.Generator(device).manual_seed(0)  # a training's random numbers stay as they are
     buffer = torch.randn(bucket.numel, dtype=bucket.dtype, device=device, generator=generator).mul_(1e-3)
-    steps: Steps = method.steps(bucket, buffer)
+    steps: Steps = exchange.steps(bucket, buffer)
     stages: list[tuple[float]] = []
     messages: list[Message] = []
     while True:
@@ -91,17 +93,18 @@ def _measure(method: MethodOnOneRank, bucket: Bucket, device: torch.device, rank
         stages.append((_now(device) - start,))
         if collective is None:
             return BucketCost(tuple(stages), tuple(messages))
-        messages.append(Message(type(collective), float(collective.wire_bytes(rank, method.world_size)[0])))
-        _answer(collective, rank, method.world_size)
+        place, peers = nodes.position(collective.level, rank)
+        messages.append(Message(type(collective), float(collective.wire_bytes(place, peers)[0]), collective.level))
+        _answer(collective, place, peers)
 
 
-def _answer(collective: Collective, rank: int, world_size: int) -> None:
-    """What would have arrived if all ranks had sent the same."""
+def _answer(collective: Collective, place: int, peers: int) -> None:
+    """What would have arrived if all peers had sent the same."""
     if isinstance(collective, AllGather):
-        collective.receive.view(world_size, -1).copy_(collective.send.expand(world_size, -1))
+        collective.receive.view(peers, -1).copy_(collective.send.expand(peers, -1))
     elif isinstance(collective, AllToAll):
-        mine: Tensor = collective.send.split(collective.splits)[rank]
-        collective.receive.view(world_size, -1).copy_(mine.expand(world_size, -1))
+        mine: Tensor = collective.send.split(collective.splits)[place]
+        collective.receive.view(peers, -1).copy_(mine.expand(peers, -1))
 
 
 def _now(device: torch.device) -> float:

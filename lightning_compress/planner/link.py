@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
@@ -16,9 +15,11 @@ import torch
 import torch.distributed as dist
 from typing_extensions import override
 
-from lightning_compress.exchange.collectives import AllGather, AllReduce, AllToAll, Collective
+from lightning_compress.exchange.collectives import AllGather, AllReduce, AllToAll, Collective, Level
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.planner.sample import quantile
 
+_PARTS: dict[Level, str] = {"node": "inside a node", "nodes": "between nodes"}
 KINDS: tuple[type[Collective], ...] = (AllReduce, AllGather, AllToAll)
 _SIZES = tuple(2**power for power in (12, 15, 18, 20, 22, 24))
 """Bytes of the tensors that are sent to and fro."""
@@ -46,13 +47,14 @@ class Link(ABC):
     world_size: int
 
     @abstractmethod
-    def hop(self, kind: type[Collective], sent: float, at: float = 0.5) -> Hop:
+    def hop(self, kind: type[Collective], sent: float, at: float = 0.5, level: Level = "world") -> Hop:
         """The cost of a collective.
 
         Args:
             kind: Its class.
             sent: Bytes that a rank puts on the wire.
             at: Quantile of the measurements: 0.25 a good one, 0.75 a bad one.
+            level: Among whom.
         """
 
     @abstractmethod
@@ -62,7 +64,7 @@ class Link(ABC):
 
 @dataclass(frozen=True)
 class GivenLink(Link):
-    """A link that is named, not measured: latency per message plus bytes over bandwidth.
+    """A link that is named, not measured: latency per message plus bytes over bandwidth, one rank per node.
 
     Rings (all-reduce, all-gather) send one message after the other: 2 (N - 1) and N - 1 of them. An all-to-all sends
     all of its messages at once.
@@ -80,7 +82,7 @@ class GivenLink(Link):
     host: float = 0.0
 
     @override
-    def hop(self, kind: type[Collective], sent: float, at: float = 0.5) -> Hop:
+    def hop(self, kind: type[Collective], sent: float, at: float = 0.5, level: Level = "world") -> Hop:
         messages = {AllReduce: 2 * (self.world_size - 1), AllGather: self.world_size - 1}.get(kind, 1)
         return Hop(messages * self.latency + sent / self.bandwidth, sent * self.host)
 
@@ -105,22 +107,25 @@ class MeasuredLink(Link):
     Args:
         world_size: Number of ranks.
         samples: By collective, in the order of their sizes.
-        parts: Descriptions of parts of the network, such as the links inside a node.
+        parts: The links inside a node and between nodes, where both exist; measured while all nodes, or all places in
+            them, do the same: what they share is shared.
     """
 
     world_size: int
     samples: Mapping[type[Collective], Sequence[Sample]]
-    parts: tuple[str, ...] = ()
+    parts: Mapping[Level, MeasuredLink] = field(default_factory=dict)
 
     @override
-    def hop(self, kind: type[Collective], sent: float, at: float = 0.5) -> Hop:
+    def hop(self, kind: type[Collective], sent: float, at: float = 0.5, level: Level = "world") -> Hop:
+        if level in self.parts:
+            return self.parts[level].hop(kind, sent, at)
         samples = self.samples[kind]
         seconds = _interpolate([(s.sent, quantile(s.seconds, at)) for s in samples], sent)
         return Hop(seconds, _interpolate([(s.sent, quantile(s.host, 0.5)) for s in samples], sent))
 
     @override
     def describe(self) -> str:
-        parts = "".join(f"; {part}" for part in self.parts)
+        parts = "".join(f"; {_PARTS[level]}: {part._summary()}" for level, part in self.parts.items())
         return f"measured: {self._summary()}, {self.world_size} ranks{parts}"
 
     def _summary(self) -> str:
@@ -130,31 +135,27 @@ class MeasuredLink(Link):
 
 
 def measure_link(
-    group: dist.ProcessGroup, device: torch.device, advance: Callable[[str], None] = lambda _: None
+    group: dist.ProcessGroup, device: torch.device, nodes: Nodes, advance: Callable[[str], None] = lambda _: None
 ) -> MeasuredLink:
     """Sends messages of several sizes around; called on all ranks of ``group``, which must be idle.
 
-    Where several ranks share a node and there are several nodes (``LOCAL_WORLD_SIZE``), the links inside and between
-    nodes are measured too.
+    Where several ranks share each of several nodes, the links inside and between nodes are measured too.
 
     Args:
         group: The ranks.
         device: Where the tensors are.
+        nodes: Where they are.
         advance: Told what was measured.
     """
-    world_size = dist.get_world_size(group)
-    samples = {kind: _measure(kind, group, device, advance) for kind in KINDS}
-    parts = []
-    for name, ranks in _layers(world_size):
-        groups: list[Any] = [dist.new_group(members) for members in ranks]  # all ranks make all groups
-        mine = next(g for g, members in zip(groups, ranks, strict=True) if dist.get_rank() in members)
-        part = MeasuredLink(len(ranks[0]), {AllReduce: _measure(AllReduce, mine, device, advance)})
-        parts.append(f"{name}: {part._summary()}")
-        dist.barrier(group)
-        for g in groups:
-            if g is not dist.GroupMember.NON_GROUP_MEMBER:
-                dist.destroy_process_group(g)
-    return MeasuredLink(world_size, samples, tuple(parts))
+    samples = {kind: _measure(kind, group, group, device, advance) for kind in KINDS}
+    parts: dict[Level, MeasuredLink] = {}
+    for level in _PARTS if nodes.nested else ():
+        peers = nodes.peers(level, dist.get_rank(group))
+        members = [dist.get_process_group_ranks(group)[peer] for peer in peers]
+        among: Any = dist.new_group(members, use_local_synchronization=True)
+        parts[level] = MeasuredLink(len(peers), {kind: _measure(kind, among, group, device, advance) for kind in KINDS})
+        dist.destroy_process_group(among)
+    return MeasuredLink(nodes.world_size, samples, parts)
 
 
 def host_cost(nbytes: int = 2**25) -> float:
@@ -179,29 +180,24 @@ def _send(to: socket.socket, nbytes: int) -> None:
         to.sendall(payload)
 
 
-def _layers(world_size: int) -> list[tuple[str, list[list[int]]]]:
-    """Groups of ranks inside and between nodes, none where one of the two does not exist."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if not 1 < local < world_size or world_size % local:
-        return []
-    inside = [list(range(first, first + local)) for first in range(0, world_size, local)]
-    between = [list(range(first, world_size, local)) for first in range(local)]
-    return [("inside a node", inside), ("between nodes", between)]
-
-
 def _measure(
-    kind: type[Collective], group: dist.ProcessGroup, device: torch.device, advance: Callable[[str], None]
+    kind: type[Collective],
+    group: dist.ProcessGroup,
+    everyone: dist.ProcessGroup,
+    device: torch.device,
+    advance: Callable[[str], None],
 ) -> list[Sample]:
+    """The collective in ``group``, at the same time as in the other groups that ``everyone`` consists of."""
     samples: list[Sample] = []
     for size in _SIZES:
         collective = _example(kind, size, dist.get_world_size(group), device)
         sent = float(collective.wire_bytes(dist.get_rank(group), dist.get_world_size(group))[0])
         sample = Sample(sent)
         for repeat in range(_REPEATS + 1):
-            dist.barrier(group)
+            dist.barrier(everyone)
             seconds, host = _timed(collective, group, device)
             slowest = torch.tensor([seconds], dtype=torch.float64, device=device)
-            dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
+            dist.all_reduce(slowest, dist.ReduceOp.MAX, group=everyone)
             if repeat:  # the first one connects
                 sample.seconds.append(float(slowest))
                 sample.host.append(min(host, seconds))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,29 +25,57 @@ DDP = ("fp32", "bf16")
 
 MILDEST_FIRST = (
     *DDP,
-    *("fp16", "fp8", "quantize", "dithering", "natural", "ternary", "centered", "onebit", "randomk", "topk"),
+    *("fp16", "fp8", "quantize", "dithering", "natural", "ternary", "centered", "onebit", "clan", "randomk", "topk"),
 )
 """By what they leave out of a step: accuracy first. What is not named here comes last."""
 
+HIERARCHICAL = "hierarchical_"
+"""Before the name of a preset: dense inside the node, the preset's code between nodes."""
 
-def method_names() -> list[str]:
+
+@dataclass(frozen=True)
+class Method:
+    """A gradient exchange that is measured and predicted.
+
+    Attributes:
+        name: In tables.
+        arguments: Of ``GradientExchange``; None: DDP's own all-reduce, or torch's hook, in the backward's thread.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] | None = None
+
+    @classmethod
+    def named(cls, name: str) -> Method:
+        """The method of a table's row: fp32 and bf16 are DDP's own."""
+        return cls(name, None if name in DDP else arguments_of(name))
+
+
+def method_names(nodes: Nodes | None = None) -> list[str]:
     """All of them, mildest first: fp32 and bf16 DDP, and the presets' names without ``compressed_``.
 
     The preset bf16 sends the bytes of bf16 DDP, and remembers what the rounding left out: it has no row of its own.
+
+    Args:
+        nodes: Where the ranks are; several on each of several nodes may exchange hierarchically too.
     """
-    presets = [suffix.removeprefix("_") for suffix, arguments in PRESETS.items() if "compressor" in arguments]
-    names = dict.fromkeys([*DDP, *presets])
+    presets = {suffix.removeprefix("_"): given for suffix, given in PRESETS.items() if "compressor" in given}
+    layered = [HIERARCHICAL + name for name, given in presets.items() if set(given) == {"compressor"}]
+    names = dict.fromkeys([*DDP, *presets, *(layered if nodes is not None and nodes.nested else [])])
     return sorted(names, key=mildness)
 
 
 def mildness(name: str) -> int:
-    """Its place in ``MILDEST_FIRST``."""
-    return MILDEST_FIRST.index(name) if name in MILDEST_FIRST else len(MILDEST_FIRST)
+    """Its place in ``MILDEST_FIRST``; a hierarchical exchange leaves out what its code does."""
+    bare = name.removeprefix(HIERARCHICAL)
+    return MILDEST_FIRST.index(bare) if bare in MILDEST_FIRST else len(MILDEST_FIRST)
 
 
 def arguments_of(name: str) -> dict[str, Any]:
     """The arguments of ``GradientExchange`` for a method."""
-    return {"compressor": "none"} if name == "fp32" else PRESETS[f"_{name}"]
+    bare = name.removeprefix(HIERARCHICAL)
+    arguments = {"compressor": "none"} if bare == "fp32" else PRESETS[f"_{bare}"]
+    return arguments if bare == name else {**arguments, "exchange": "hierarchical"}
 
 
 def needs_own_optimizer(name: str) -> bool:
@@ -58,30 +87,28 @@ class MethodOnOneRank:
     """What one rank computes and sends under a method, one bucket at a time.
 
     Args:
-        name: The method.
+        method: The method.
         module: The model.
         rank: This rank.
-        world_size: Number of ranks.
+        nodes: Where all ranks are.
     """
 
     _LATE = 10**6
     """A step after every warm-up."""
 
-    def __init__(self, name: str, module: torch.nn.Module, rank: int, world_size: int) -> None:
-        self.name, self.world_size = name, world_size
+    def __init__(self, method: Method, module: torch.nn.Module, rank: int, nodes: Nodes) -> None:
+        self._bf16, self._world_size = method.name == "bf16", nodes.world_size
         self._exchange: RankExchange | None = None
-        if name not in DDP:
-            settings = ExchangeSettings.make(**arguments_of(name))
-            self._exchange = RankExchange(
-                settings, module, rank, Nodes.alone(world_size), ExchangeStats(), steps_per_epoch=1
-            )
+        if method.arguments is not None:
+            settings = ExchangeSettings.make(**method.arguments)
+            self._exchange = RankExchange(settings, module, rank, nodes, ExchangeStats(), steps_per_epoch=1)
 
     def steps(self, bucket: Bucket, buffer: Tensor) -> Steps:
         """The exchange of a bucket: computes, yields a collective, computes."""
         if self._exchange is not None and not bucket.sparse:
             status = torch.full((len(bucket.names),), PRESENT, dtype=torch.uint8)
             return self._exchange.steps(buffer, bucket.names, status, self._LATE, 1.0)
-        return _bf16(buffer, self.world_size) if self.name == "bf16" else exchange_dense(buffer, self.world_size)
+        return (_bf16 if self._bf16 and not bucket.sparse else exchange_dense)(buffer, self._world_size)
 
 
 def _bf16(buffer: Tensor, world_size: int) -> Steps:
@@ -91,14 +118,16 @@ def _bf16(buffer: Tensor, world_size: int) -> Steps:
     buffer.copy_(compressed)
 
 
-def check_names(names: Iterable[str]) -> list[str]:
+def check_names(names: Iterable[str], nodes: Nodes) -> list[str]:
     """The methods ``names``, mildest first.
 
     Raises:
-        ValueError: One is unknown.
+        ValueError: One is unknown, or needs other nodes than there are.
     """
-    known = method_names()
+    known = method_names(nodes)
     unknown = [name for name in names if name not in known]
+    if unknown and unknown[0].startswith(HIERARCHICAL) and not nodes.nested:
+        raise ValueError(f"{unknown[0]} needs several ranks on each of several nodes: start them with torchrun.")
     if unknown:
         raise ValueError(f"method {unknown[0]!r} is unknown; known are {', '.join(known)}.")
     return sorted({*names}, key=mildness)

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.planner import units
 from lightning_compress.planner.advice import explain, recommend
 from lightning_compress.planner.costs import measure_costs
 from lightning_compress.planner.link import GivenLink, Link, host_cost, measure_link
-from lightning_compress.planner.methods import check_names, method_names
+from lightning_compress.planner.methods import Method, check_names, method_names
 from lightning_compress.planner.predict import Prediction, predict
 from lightning_compress.planner.profile import Profile
 from lightning_compress.planner.progress import progress
@@ -22,6 +23,7 @@ from lightning_compress.planner.training import WARM_UP, Ranks, group_left_as_fo
 
 _PIECES_OF_A_METHOD = 4
 _PIECES_OF_A_LINK = 18
+"""Of each level."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Plan:
     """What was found.
 
     Attributes:
-        recommended: A preset without ``compressed_``, or "fp32" or "bf16" for uncompressed DDP.
+        recommended: A preset without ``compressed_``, with ``hierarchical_`` before it where that is better, or "fp32" or
+            "bf16" for uncompressed DDP.
         reason: One sentence.
         predictions: Of every method, mildest first.
         link: The network, in one line.
@@ -58,7 +61,10 @@ class Plan:
         """Draws the timelines of some methods into a picture: fp32, bf16 and the recommended one. Needs matplotlib."""
         from lightning_compress.planner.plot import draw
 
-        wanted = check_names(methods or {"fp32", "bf16", self.recommended} & {p.method for p in self.predictions})
+        known = {p.method for p in self.predictions}
+        if unknown := sorted(set(methods) - known):
+            raise ValueError(f"{unknown[0]!r} was not compared: plan(..., methods=[{unknown[0]!r}, ...]).")
+        wanted = set(methods) or {"fp32", "bf16", self.recommended}
         draw([p for p in self.predictions if p.method in wanted], Path(path))
 
 
@@ -96,16 +102,18 @@ def plan(
     Raises:
         ValueError: No link to measure and none named, or a wrong argument.
     """
-    names = check_names(method_names() if methods is None else methods)
     if steps < 1:
         raise ValueError(f"steps is the number of measured training steps and must be 1 or more, got {steps}.")
     ranks = Ranks.started()
     named = _named_link(bandwidth, latency, nodes, ranks.world_size)
-    work = WARM_UP + steps + len(names) * _PIECES_OF_A_METHOD + (0 if named else _PIECES_OF_A_LINK)
+    places = ranks.nodes if named is None else Nodes.alone(named.world_size)
+    names = method_names(places) if methods is None else check_names(methods, places)
+    links = 0 if named else 3 if places.nested else 1
+    work = WARM_UP + steps + len(names) * _PIECES_OF_A_METHOD + links * _PIECES_OF_A_LINK
     with group_left_as_found(), progress(work) as advance:
         profile = measure_training(model, data, steps, ranks, ddp or {}, trainer or {}, advance)
-        rank, link = _rank_and_link(named, profile, advance)
-        found = compare(names, model, profile, link, rank, advance)
+        rank, link = _rank_and_link(named, places, profile, advance)
+        found = compare(names, model, profile, link, rank, places, advance)
         if ranks.world_size > 1:  # each has measured with its own clock: all take rank 0's
             message = [found]
             dist.broadcast_object_list(message, src=0)
@@ -118,7 +126,8 @@ def compare(
     model: Any,
     profile: Profile,
     link: Link,
-    rank: int = 0,
+    rank: int,
+    nodes: Nodes,
     advance: Callable[[str], None] = lambda _: None,
 ) -> Plan:
     """Measures the costs of some methods for a model whose steps and link are known, and predicts.
@@ -129,11 +138,12 @@ def compare(
         profile: Its steps.
         link: Its network.
         rank: This rank.
+        nodes: Where all ranks are.
         advance: Told of each piece of work.
     """
     predictions = tuple(
-        predict(name, profile, measure_costs(name, model, profile, rank, link.world_size, advance), link)
-        for name in names
+        predict(method, profile, measure_costs(method, model, profile, rank, nodes, advance), link)
+        for method in map(Method.named, names)
     )
     chosen = recommend(predictions)
     return Plan(chosen.method, explain(chosen, predictions), predictions, link.describe())
@@ -155,10 +165,12 @@ def _named_link(bandwidth: str | None, latency: str, nodes: int | None, world_si
     return GivenLink(units.bandwidth(bandwidth), units.duration(latency), count)
 
 
-def _rank_and_link(named: GivenLink | None, profile: Profile, advance: Callable[[str], None]) -> tuple[int, Link]:
+def _rank_and_link(
+    named: GivenLink | None, nodes: Nodes, profile: Profile, advance: Callable[[str], None]
+) -> tuple[int, Link]:
     if named is None:
         group = dist.group.WORLD
         assert group is not None
-        return dist.get_rank(), measure_link(group, profile.device, advance)
+        return dist.get_rank(), measure_link(group, profile.device, nodes, advance)
     host = host_cost() if profile.device.type == "cpu" else 0.0
     return 0, GivenLink(named.bandwidth, named.latency, named.world_size, host)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lightning_compress.exchange.collectives import Level
 from lightning_compress.planner.costs import BucketCost
 from lightning_compress.planner.link import Link
-from lightning_compress.planner.methods import DDP
+from lightning_compress.planner.methods import Method
 from lightning_compress.planner.profile import Profile, StepTimes
 from lightning_compress.planner.timeline import Need, Span, Task, run
 
@@ -43,15 +44,15 @@ class Prediction:
         return {"method": self.method, **{k: round(1e3 * s, 3) for k, s in milliseconds.items()}, "bytes": self.nbytes}
 
 
-def predict(method: str, profile: Profile, costs: Sequence[BucketCost], link: Link) -> Prediction:
+def predict(method: Method, profile: Profile, costs: Sequence[BucketCost], link: Link) -> Prediction:
     """Simulates the overlapped step three times: with good, middling and bad values of everything that was measured."""
-    low, middle, high = (_simulate(method, profile, costs, link, share) for share in (0.25, 0.5, 0.75))
+    low, middle, high = (simulate(method, profile, costs, link, share) for share in (0.25, 0.5, 0.75))
     nbytes = sum(message.sent for cost in costs for message in cost.messages)
     exposed = max(0.0, middle[-1].end - profile.at(0.5).total)
-    return Prediction(method, middle[-1].end, low[-1].end, high[-1].end, exposed, round(nbytes), tuple(middle))
+    return Prediction(method.name, middle[-1].end, low[-1].end, high[-1].end, exposed, round(nbytes), tuple(middle))
 
 
-def calibrated(method: str, profile: Profile, costs: Sequence[BucketCost], link: Link, seconds: float) -> Profile:
+def calibrated(method: Method, profile: Profile, costs: Sequence[BucketCost], link: Link, seconds: float) -> Profile:
     """A profile measured beside the exchange ``method``, freed from what that took away from it.
 
     Where exchange and backward share processors, backward looks longer than it is. All its times are shortened by the one
@@ -66,7 +67,7 @@ def calibrated(method: str, profile: Profile, costs: Sequence[BucketCost], link:
     """
 
     def predicted(factor: float) -> float:
-        return _simulate(method, profile.scaled(factor), costs, link, 0.5)[-1].end
+        return simulate(method, profile.scaled(factor), costs, link, 0.5)[-1].end
 
     low, high = 0.0, 1.0
     if predicted(high) <= seconds:
@@ -77,32 +78,36 @@ def calibrated(method: str, profile: Profile, costs: Sequence[BucketCost], link:
     return profile.scaled(high)
 
 
-def _simulate(method: str, profile: Profile, costs: Sequence[BucketCost], link: Link, share: float) -> list[Span]:
+def simulate(
+    method: Method, profile: Profile, costs: Sequence[BucketCost], link: Link, share: float = 0.5
+) -> list[Span]:
+    """The timeline of one step, with the quantile ``share`` of everything that was measured; its last span is its end."""
     step = profile.at(share)
     buckets = [_Bucket.of(cost, link, share) for cost in costs]
-    return run(step_tasks(method, step, buckets, profile), {"compute": profile.cores, "link": 1.0})
+    return run(step_tasks(method, step, buckets, profile), {"compute": profile.cores, "link": 1.0, "node": 1.0})
 
 
 @dataclass(frozen=True)
 class _Bucket:
-    """One bucket's work: seconds of its stages, and its transfers between them."""
+    """One bucket's work: seconds of its stages, its transfers between them, and among whom these are."""
 
     stages: tuple[float, ...]
-    transfers: tuple[dict[str, Need], ...]
+    transfers: tuple[Mapping[str, Need], ...]
+    levels: tuple[Level, ...]
 
     @classmethod
     def of(cls, cost: BucketCost, link: Link, share: float) -> _Bucket:
         transfers = []
         for message in cost.messages:
-            hop = link.hop(message.kind, message.sent, share)
-            needs = {"link": Need(hop.seconds)}
+            hop = link.hop(message.kind, message.sent, share, message.level)
+            needs = {"node" if message.level == "node" else "link": Need(hop.seconds)}
             if hop.host:
                 needs["compute"] = Need(hop.seconds, min(1.0, hop.host / hop.seconds))
             transfers.append(needs)
-        return cls(cost.at(share), tuple(transfers))
+        return cls(cost.at(share), tuple(transfers), tuple(message.level for message in cost.messages))
 
 
-def step_tasks(method: str, step: StepTimes, buckets: Sequence[_Bucket], profile: Profile) -> list[Task]:
+def step_tasks(method: Method, step: StepTimes, buckets: Sequence[_Bucket], profile: Profile) -> list[Task]:
     """The tasks of one step; the last one is its end.
 
     Backward runs piece by piece, each ending when a bucket is ready. What comes then depends on who carries it:
@@ -110,7 +115,7 @@ def step_tasks(method: str, step: StepTimes, buckets: Sequence[_Bucket], profile
     - DDP's own all-reduce and torch's hooks encode in the backward's thread.
     - The CPU pipeline has a thread per stage and a process group per collective, all of them first in, first out.
     - The CUDA pipeline gives whole buckets to its side streams in turn, and one communicator takes their collectives in the
-      order in which they were issued.
+      order in which they were issued. A hierarchical exchange has one stream, and a communicator of each level.
     """
     tasks = [Task("backward", "forward", {"compute": Need(step.before, profile.threads)})]
     ends = []
@@ -121,17 +126,18 @@ def step_tasks(method: str, step: StepTimes, buckets: Sequence[_Bucket], profile
         passed = ready
         for stage, seconds in enumerate(bucket.stages):
             kind = "encode" if stage == 0 else "decode" if stage == len(bucket.stages) - 1 else "owner"
-            lane = _lane(method, profile, number, stage)
+            lane = _lane(method, profile, bucket, number, stage)
             tasks.append(Task(lane, kind, {"compute": Need(seconds)}, (len(tasks) - 1,), number))
             if stage < len(bucket.transfers):
-                group = "link" if profile.device.type == "cuda" else f"link {stage}"
+                group = f"link {bucket.levels[stage] if profile.device.type == 'cuda' else stage}"
                 tasks.append(Task(group, "link", bucket.transfers[stage], (len(tasks) - 1,), number))
         ends.append(len(tasks) - 1)
     tasks.append(Task("backward", "backward", {"compute": Need(step.backward - passed, profile.threads)}))
     return [*tasks, Task("backward", "optimizer", {"compute": Need(step.after, profile.threads)}, tuple(ends))]
 
 
-def _lane(method: str, profile: Profile, bucket: int, stage: int) -> str:
-    if method in DDP:
+def _lane(method: Method, profile: Profile, bucket: _Bucket, number: int, stage: int) -> str:
+    if method.arguments is None:
         return "backward" if stage == 0 else "stage 1"
-    return f"stream {bucket % _STREAMS}" if profile.device.type == "cuda" else f"stage {stage}"
+    streams = 1 if "node" in bucket.levels else _STREAMS
+    return f"stream {number % streams}" if profile.device.type == "cuda" else f"stage {stage}"

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.planner.profile import Profile, StepRecorder
 
 
@@ -31,6 +32,11 @@ class Ranks:
     rank: int = 0
     world_size: int = 1
     local: int = 1
+
+    @property
+    def nodes(self) -> Nodes:
+        """Where they are."""
+        return Nodes.of([rank // self.local for rank in range(self.world_size)])
 
     @classmethod
     def started(cls) -> Ranks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import auto, break_even, prediction
-from benchmarks.prediction_rank import planner_name
+from benchmarks.prediction_rank import planned
 from benchmarks.step_time import Launch
 from lightning_compress.planner.methods import method_names
 from lightning_compress.planner.profile import StepTimes
@@ -33,8 +33,13 @@ def test_what_is_off_is_counted() -> None:
     ("method", "name"), [("fp32", "fp32"), ("compressed", "quantize"), ("compressed_topk", "topk")]
 )
 def test_methods_have_the_planners_names(method: str, name: str) -> None:
-    assert planner_name(method) == name
+    assert planned(method).name == name
     assert name in method_names()
+
+
+def test_the_preset_bf16_is_no_hook_of_torch() -> None:
+    assert planned("bf16").arguments is None
+    assert planned("compressed_bf16").arguments == {"compressor": "bf16"}
 
 
 def test_auto_is_compared_with_bf16() -> None:

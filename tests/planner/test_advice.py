@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.planner.advice import explain, recommend
-from lightning_compress.planner.methods import check_names, method_names
+from lightning_compress.planner.methods import check_names, method_names, mildness
 from tests.planner.hand_made import prediction
 
 
@@ -60,7 +61,29 @@ def test_methods_are_the_presets_mildest_first() -> None:
     names = method_names()
     assert names[:2] == ["fp32", "bf16"]
     assert {"quantize", "topk", "dgc"} < set(names)
-    assert names.index("quantize") < names.index("ternary") < names.index("topk")
-    assert check_names(["topk", "fp32", "topk"]) == ["fp32", "topk"]
+    assert names.index("quantize") < names.index("ternary") < names.index("onebit") < names.index("topk")
+    assert mildness("clan") == mildness("onebit") + 1  # the same code
+    assert names[-1] == "dgc"  # the only one that is not placed
+    assert check_names(["topk", "fp32", "topk"], Nodes.alone(2)) == ["fp32", "topk"]
     with pytest.raises(ValueError, match="'topq' is unknown; known are fp32, bf16"):
-        check_names(["topq"])
+        check_names(["topq"], Nodes.alone(2))
+
+
+def test_hierarchical_where_nodes_have_several_ranks() -> None:
+    nested = Nodes.of(["a", "a", "b", "b"])
+    assert check_names(["hierarchical_topk", "hierarchical_quantize"], nested) == [
+        "hierarchical_quantize",
+        "hierarchical_topk",
+    ]
+    assert not {"hierarchical_dgc", "hierarchical_clan", "hierarchical_fp32"} & set(method_names(nested))
+    for flat in (Nodes.alone(4), Nodes.of(["a", "a"])):
+        with pytest.raises(ValueError, match="hierarchical_topk needs several ranks on each of several nodes"):
+            check_names(["hierarchical_topk"], flat)
+
+
+def test_of_equally_mild_methods_the_faster_one() -> None:
+    found = [prediction("bf16", 4.0), prediction("quantize", 1.02), prediction("hierarchical_quantize", 1.0)]
+    chosen = recommend(found)
+    assert chosen.method == "hierarchical_quantize"
+    assert explain(chosen, found).startswith('Use CompressedStrategy("quantize", exchange="hierarchical"): ')
+    assert recommend([prediction("ternary", 1.0), prediction("hierarchical_quantize", 1.0)]).method == chosen.method

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -10,12 +9,13 @@ import torch
 import torch.distributed as dist
 
 from lightning_compress import plan
-from lightning_compress.exchange.collectives import AllReduce
+from lightning_compress.exchange.collectives import AllReduce, AllToAll
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.planner import link as link_module
 from lightning_compress.planner import planning
 from lightning_compress.planner.costs import measure_costs
 from lightning_compress.planner.link import KINDS, measure_link
-from lightning_compress.planner.methods import arguments_of
+from lightning_compress.planner.methods import Method, arguments_of
 from lightning_compress.planner.profile import Bucket, StepTimes
 from lightning_compress.testing.simulation import SimulatedExchange
 from tests.planner.hand_made import profile
@@ -33,7 +33,9 @@ def test_costs_have_the_bytes_of_the_exchange(name: str) -> None:
     gradients = {n: torch.randn_like(p) for n, p in network.named_parameters()}
     bucket = Bucket(tuple(gradients), sum(g.numel() for g in gradients.values()), torch.float32)
     one = profile(StepTimes(1.0, 1.0, 0.0, (1.0,)))
-    (measured,) = measure_costs(name, network, type(one)((bucket,), one.steps, one.device), 1, 3)
+    (measured,) = measure_costs(
+        Method.named(name), network, type(one)((bucket,), one.steps, one.device), 1, Nodes.alone(3)
+    )
     simulated = SimulatedExchange(network, 3, **arguments_of(name))
     simulated.mean([gradients] * 3)
     assert round(sum(m.sent for m in measured.messages)) == simulated.stats(1)["bytes_sent"]
@@ -44,22 +46,40 @@ def test_costs_have_the_bytes_of_the_exchange(name: str) -> None:
 
 def test_torch_bf16_hook_sends_half() -> None:
     one = profile(StepTimes(1.0, 1.0, 0.0, (1.0,)))
-    bucket = Bucket(("0.weight",), 1000, torch.float32)
-    (measured,) = measure_costs("bf16", model(), type(one)((bucket,), one.steps, one.device), 0, 2)
-    assert [m.sent for m in measured.messages] == [2000.0]
+    bucket = Bucket(("0.weight",), 20_000, torch.float32)
+    layout = type(one)((bucket,), one.steps, one.device)
+    (measured,) = measure_costs(Method.named("bf16"), model(), layout, 0, Nodes.alone(2))
+    assert [m.sent for m in measured.messages] == [2 * 20_000]
+    # the preset sends a mark of every parameter too
+    (measured,) = measure_costs(Method("bf16", {"compressor": "bf16"}), model(), layout, 0, Nodes.alone(2))
+    assert [m.sent for m in measured.messages] == [2 * 20_000 + 2.0]
+
+
+def test_costs_of_a_hierarchical_exchange() -> None:
+    network, nodes = model(), Nodes.of(["a", "a", "b", "b"])
+    gradients = {n: torch.randn_like(p) for n, p in network.named_parameters()}
+    bucket = Bucket(tuple(gradients), sum(g.numel() for g in gradients.values()), torch.float32)
+    one = profile(StepTimes(1.0, 1.0, 0.0, (1.0,)))
+    layout, method = type(one)((bucket,), one.steps, one.device), Method.named("hierarchical_quantize")
+    (measured,) = measure_costs(method, network, layout, 3, nodes)
+    assert [m.level for m in measured.messages] == ["node", "nodes", "nodes", "node"]
+    simulated = SimulatedExchange(network, 4, ranks_per_node=2, **arguments_of("hierarchical_quantize"))
+    simulated.mean([gradients] * 4)
+    assert round(sum(m.sent for m in measured.messages)) == simulated.stats(3)["bytes_sent"]
 
 
 def measure() -> dict[str, Any]:
-    os.environ.update(LOCAL_WORLD_SIZE="2")
     link_module._SIZES = link_module._SIZES[:4]  # larger ones take seconds
     assert dist.group.WORLD is not None
-    link = measure_link(dist.group.WORLD, torch.device("cpu"))
+    link = measure_link(dist.group.WORLD, torch.device("cpu"), Nodes.of([0, 0, 1, 1]))
     return {
         "kinds": set(link.samples) == set(KINDS),
         "sizes": [s.sent for s in link.samples[AllReduce]],
         "times": [s.seconds for s in link.samples[AllReduce]],
         "large": link.hop(AllReduce, 1e9).seconds,
         "parts": link.describe(),
+        "part sizes": [s.sent for s in link.parts["node"].samples[AllReduce]],
+        "between": link.hop(AllToAll, 1e6, level="nodes") == link.parts["nodes"].hop(AllToAll, 1e6),
     }
 
 
@@ -71,6 +91,8 @@ def test_link_between_real_processes() -> None:
     assert all(other["times"] == first["times"] for other in others)  # all have those of the slowest
     assert "inside a node: all-reduce at" in first["parts"]
     assert "between nodes: all-reduce at" in first["parts"]
+    assert first["part sizes"][0] == 4096  # two ranks
+    assert first["between"]
 
 
 def test_plan_of_a_batch_leaves_the_model_as_it_was() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lightning_compress.planner.methods import Method
 from lightning_compress.planner.pilot import Pilot
 from lightning_compress.planner.predict import calibrated, predict
 from lightning_compress.planner.profile import StepTimes
@@ -104,11 +105,11 @@ def test_a_profile_measured_beside_an_exchange_is_calibrated() -> None:
     # on one core the encoding of 1 s beside a backward of 4 s makes it look like 5 s
     costs = [cost((1.0, 0.0), (0.0,)), cost((0.0, 0.0), (0.0,))]
     alone = profile(StepTimes(1.0, 4.0, 0.0, (1.0, 4.0)), cores=1.0)
-    seconds = predict("fp16", alone, costs, LINK).seconds
+    seconds = predict(Method.named("fp16"), alone, costs, LINK).seconds
     assert seconds == pytest.approx(6.0)
     seen = profile(StepTimes(1.0, 5.0, 0.0, (1.0, 5.0)), cores=1.0)
-    freed = calibrated("fp16", seen, costs, LINK, seconds)
-    assert predict("fp16", freed, costs, LINK).seconds == pytest.approx(6.0)
+    freed = calibrated(Method.named("fp16"), seen, costs, LINK, seconds)
+    assert predict(Method.named("fp16"), freed, costs, LINK).seconds == pytest.approx(6.0)
     assert freed.at(0.5).total == pytest.approx(5.0, rel=1e-3)
     # one that is slower than predicted is left alone
-    assert calibrated("fp16", seen, costs, LINK, 100.0) is seen
+    assert calibrated(Method.named("fp16"), seen, costs, LINK, 100.0) is seen

@@ -7,6 +7,7 @@ import torch
 
 from lightning_compress.exchange.collectives import AllGather, AllReduce, AllToAll
 from lightning_compress.planner.link import GivenLink, MeasuredLink, Sample
+from lightning_compress.planner.methods import Method
 from lightning_compress.planner.predict import predict
 from lightning_compress.planner.profile import StepTimes
 from lightning_compress.planner.timeline import Need, Task, run
@@ -52,30 +53,34 @@ class TestTimeline:
 
 class TestPrediction:
     def test_nothing_to_hide_behind(self) -> None:
-        found = predict("fp32", profile(StepTimes(1.0, 2.0, 0.5, (2.0,))), [cost((0.0, 0.0), (3.0,))], LINK)
+        found = predict(
+            Method.named("fp32"), profile(StepTimes(1.0, 2.0, 0.5, (2.0,))), [cost((0.0, 0.0), (3.0,))], LINK
+        )
         assert found.seconds == pytest.approx(1.0 + 2.0 + 3.0 + 0.5)
         assert found.exposed == pytest.approx(3.0)
         assert found.nbytes == 3
 
     def test_the_first_bucket_hides_behind_backward(self) -> None:
         step = StepTimes(1.0, 4.0, 0.5, (1.0, 4.0))
-        found = predict("fp32", profile(step), [cost((0.0, 0.0), (2.5,)), cost((0.0, 0.0), (1.0,))], LINK)
+        found = predict(Method.named("fp32"), profile(step), [cost((0.0, 0.0), (2.5,)), cost((0.0, 0.0), (1.0,))], LINK)
         assert found.exposed == pytest.approx(1.0)
         assert found.seconds == pytest.approx(6.5)
 
     def test_torch_hooks_encode_in_the_thread_of_backward(self) -> None:
         step = StepTimes(1.0, 4.0, 0.5, (1.0, 4.0))
         costs = [cost((0.5, 0.0), (0.1,)), cost((0.5, 0.0), (0.1,))]
-        assert predict("bf16", profile(step), costs, LINK).exposed == pytest.approx(0.5 + 0.5 + 0.1)
+        assert predict(Method.named("bf16"), profile(step), costs, LINK).exposed == pytest.approx(0.5 + 0.5 + 0.1)
         # in a thread of its own the first one is hidden
-        assert predict("fp16", profile(step), costs, LINK).exposed == pytest.approx(0.5 + 0.1)
+        assert predict(Method.named("fp16"), profile(step), costs, LINK).exposed == pytest.approx(0.5 + 0.1)
         # unless backward has the only core: 0.5 s of encoding take 0.5 s from it
-        assert predict("fp16", profile(step, cores=1.0), costs, LINK).exposed == pytest.approx(0.5 + 0.5 + 0.1)
+        assert predict(Method.named("fp16"), profile(step, cores=1.0), costs, LINK).exposed == pytest.approx(
+            0.5 + 0.5 + 0.1
+        )
 
     def test_two_way_stages_are_in_order(self) -> None:
         # encode 1..2, to the owner 2..4, owner 4..5, back 5..6, decode 6..7
         step = StepTimes(0.0, 1.0, 0.0, (1.0,))
-        found = predict("quantize", profile(step), [cost((1.0, 1.0, 1.0), (2.0, 1.0))], LINK)
+        found = predict(Method.named("quantize"), profile(step), [cost((1.0, 1.0, 1.0), (2.0, 1.0))], LINK)
         assert found.seconds == pytest.approx(7.0)
         kinds = [(s.task.kind, round(s.start), round(s.end)) for s in found.spans if s.task.bucket == 0]
         assert kinds == [
@@ -91,18 +96,20 @@ class TestPrediction:
         # bucket 0 goes back (1 s) while bucket 1 goes out (1 s): both take 2 s, so it is 0 + 1 + 2 + 1 (the way back)
         step = StepTimes(0.0, 0.0, 0.0, (0.0, 0.0))
         costs = [cost((0.0, 0.0, 0.0), (1.0, 1.0))] * 2
-        assert predict("quantize", profile(step), costs, LINK).seconds == pytest.approx(4.0)
+        assert predict(Method.named("quantize"), profile(step), costs, LINK).seconds == pytest.approx(4.0)
 
     def test_one_communicator_on_cuda_keeps_the_order_of_issue(self) -> None:
         # the second bucket's first collective waits for the first bucket's second, and that for its slow owner
         step = StepTimes(0.0, 0.0, 0.0, (0.0, 0.0))
         costs = [cost((0.0, 5.0, 0.0), (1.0, 1.0)), cost((0.0, 0.0, 0.0), (1.0, 1.0))]
-        assert predict("quantize", profile(step, device="cuda"), costs, LINK).seconds == pytest.approx(9.0)
-        assert predict("quantize", profile(step), costs, LINK).seconds == pytest.approx(8.0)
+        assert predict(Method.named("quantize"), profile(step, device="cuda"), costs, LINK).seconds == pytest.approx(
+            9.0
+        )
+        assert predict(Method.named("quantize"), profile(step), costs, LINK).seconds == pytest.approx(8.0)
 
     def test_the_interval_is_that_of_the_measurements(self) -> None:
         steps = [StepTimes(before, 1.0, 0.0, (1.0,)) for before in (1.0, 2.0, 3.0, 4.0, 5.0)]
-        found = predict("fp32", profile(*steps), [cost((0.0, 0.0), (1.0,))], LINK)
+        found = predict(Method.named("fp32"), profile(*steps), [cost((0.0, 0.0), (1.0,))], LINK)
         assert (found.low, found.seconds, found.high) == pytest.approx((4.0, 5.0, 6.0))
         row = {
             "method": "fp32",

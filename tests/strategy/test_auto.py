@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,16 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
+import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.strategies import StrategyRegistry
 
 from lightning_compress import AutoStrategy, Cast, Quantize
-from lightning_compress.auto import CHOICE_KEY
+from lightning_compress.auto import CANDIDATES, CHOICE_KEY, candidates
+from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.optim import CompressedAdam
-from lightning_compress.planner.link import GivenLink
+from lightning_compress.planner.link import GivenLink, Hop
 from lightning_compress.planner.pilot import Pilot
 from lightning_compress.strategy import CompressionGlue
 from tests.exchange.training import content
@@ -55,7 +60,8 @@ def auto(bandwidth: float, seconds: dict[str, float], **settings: int) -> AutoSt
     strategy = OwnMind()
     strategy.pilot = FakeClock("bf16", **{"measure": 2, "warm_up": 1, "recheck_every": 0, **settings})
     strategy.pilot.seconds_of = seconds
-    strategy._link = lambda _: GivenLink(bandwidth, 1e-4, 2)  # type: ignore[method-assign]
+    strategy._link = lambda _, nodes: strategy.asked.append(nodes) or GivenLink(bandwidth, 1e-4, 2)  # type: ignore[method-assign]
+    strategy.asked = []
     return strategy
 
 
@@ -63,6 +69,7 @@ def fit(strategy: AutoStrategy, model: pl.LightningModule, **options: Any) -> di
     steps = Steps()
     callbacks = [steps, *options.pop("callbacks", [])]
     trainer = make_trainer(strategy, callbacks=callbacks, **options)
+    os.environ.pop("LOCAL_WORLD_SIZE")  # Lightning's own launcher does not set it
     trainer.fit(model, ckpt_path=options.get("ckpt_path"))
     return {
         "steps": steps.seen,
@@ -85,6 +92,7 @@ def fits(folder: str) -> dict[str, Any]:
     saving = ModelCheckpoint(folder, save_last=True, save_top_k=0)
     wins = auto(slow, {"bf16": 1.0, "fp8": 0.6, "quantize": 0.5, "ternary": 0.4, "centered": 0.3})
     found["wins"] = fit(wins, Classifier(12), callbacks=[saving], enable_checkpointing=True)
+    found["nodes"] = wins.asked
     found["log"] = "\n".join(records)
 
     found["loses"] = fit(
@@ -132,6 +140,10 @@ def test_a_slow_link_is_hidden_by_the_mildest_that_does(found: Found) -> None:
     assert sent[0] == sent[2] > 1.5 * sent[3]  # the switch is at the beginning of the next step
     assert wins["state"]["settled"]
     assert wins["pin"] == f"trainer:\n  strategy: compressed_{method}\n"
+
+
+def test_nodes_are_those_of_the_trainer(found: Found) -> None:
+    assert found[0]["nodes"] == found[1]["nodes"] == [Nodes.of(["a", "a"])]
 
 
 def test_choice_and_reason_are_logged(found: Found) -> None:
@@ -217,6 +229,65 @@ def test_an_optimizer_with_settings_of_its_own_is_refused() -> None:
     strategy.optimizers = [CompressedAdam([torch.nn.Parameter(torch.zeros(2))])]
     with pytest.raises(ValueError, match="compressed_clan"):
         strategy._attach()
+
+
+def layered() -> dict[str, Any]:
+    class Layered(GivenLink):
+        """Inside the node bytes cost nothing."""
+
+        def hop(self, kind: Any, sent: float, at: float = 0.5, level: str = "world") -> Hop:
+            return Hop(1e-6) if level == "node" else super().hop(kind, sent, at)
+
+    strategy = AutoStrategy(bucket_cap_mb=1)
+    strategy.pilot = FakeClock("bf16", measure=2, warm_up=1, recheck_every=0)
+    strategy.pilot.seconds_of = {name: 0.5 + 0.5 * (name == "bf16") for name in candidates(Nodes.of([0, 0, 1, 1]))}
+    strategy._link = lambda _, nodes: Layered(1e6, 1e-4, nodes.world_size)  # type: ignore[method-assign]
+    found = fit(strategy, Classifier(8), devices=2, num_nodes=2)
+    return {**found, "between": strategy.exchange.stats()["last"]["bytes_between_nodes"]}
+
+
+def test_hierarchical_is_considered_where_nodes_have_several_ranks() -> None:
+    first, *others = run_ranks(layered, 4)
+    method = first["state"]["method"]
+    assert method.startswith("hierarchical_")
+    assert 0 < first["between"] < first["steps"][-1][1]
+    written = yaml.safe_load(first["pin"])["trainer"]["strategy"]
+    assert written["init_args"] == {
+        "compressor": method.removeprefix("hierarchical_"),
+        "exchange": "hierarchical",
+        "bucket_cap_mb": 1,
+    }
+    for other in others:
+        assert all(other[key] == first[key] for key in ("methods", "pin", "parameters"))
+
+
+def test_hierarchical_is_no_candidate_where_it_is_nothing() -> None:
+    assert candidates(Nodes.alone(4)) == candidates(Nodes.of(["a", "a"])) == list(CANDIDATES)
+    assert "hierarchical_fp32" not in candidates(Nodes.of(["a", "a", "b", "b"]))
+
+
+def test_what_the_strategy_was_given_is_pinned_too() -> None:
+    assert AutoStrategy(find_unused_parameters=False).pin() == "trainer:\n  strategy: compressed_bf16\n"
+    strategy = AutoStrategy(
+        save_state="mean", verify_every=7, find_unused_parameters=True, start_method="spawn", timeout=timedelta(hours=1)
+    )
+    for method in ("none", "quantize"):
+        strategy._use("fp32" if method == "none" else method)
+        written = yaml.safe_load(strategy.pin())["trainer"]["strategy"]
+        assert written == {
+            "class_path": "lightning_compress.CompressedStrategy",
+            "init_args": {
+                "compressor": method,
+                "verify_every": 7,
+                "find_unused_parameters": True,
+                "start_method": "spawn",
+                "timeout": "1:00:00",
+                "save_state": "mean",
+            },
+        }
+    strategy = AutoStrategy(checkpoint_io=TorchCheckpointIO())
+    assert strategy.pin().splitlines()[0] == "# add what YAML cannot say here: checkpoint_io"
+    assert yaml.safe_load(strategy.pin())["trainer"]["strategy"] == "compressed_bf16"
 
 
 def test_wrong_arguments() -> None:

@@ -54,10 +54,11 @@ class Classifier(pl.LightningModule):
 
 
 def make_trainer(strategy: Any, **options: Any) -> pl.Trainer:
-    rank, world_size = str(dist.get_rank()), str(dist.get_world_size())
-    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size)
-    os.environ.update(TORCHELASTIC_RUN_ID="test", GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    devices = dist.get_world_size()
+    devices = options.get("devices", dist.get_world_size())
+    node, local = divmod(dist.get_rank(), devices)
+    os.environ.update(RANK=str(dist.get_rank()), WORLD_SIZE=str(dist.get_world_size()))
+    os.environ.update(LOCAL_RANK=str(local), LOCAL_WORLD_SIZE=str(devices), GROUP_RANK=str(node))
+    os.environ.update(TORCHELASTIC_RUN_ID="test", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     return pl.Trainer(
         **{**QUIET, "accelerator": "cpu", "devices": devices, "strategy": strategy, "max_epochs": 1, **options}
     )
