@@ -15,16 +15,18 @@ from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from lightning_compress.exchange.dense import DenseRule
 from lightning_compress.exchange.hook import GradientExchange
 from lightning_compress.exchange.nodes import Nodes, find_nodes
 from lightning_compress.optim import CompressedAdam
-from lightning_compress.planner.advice import explain, recommend
+from lightning_compress.planner.advice import as_fast_as_any, explain, recommend
 from lightning_compress.planner.costs import measure_costs
 from lightning_compress.planner.link import Link, measure_link
-from lightning_compress.planner.methods import HIERARCHICAL, Method, arguments_of
+from lightning_compress.planner.methods import HIERARCHICAL, Choice
 from lightning_compress.planner.pilot import Pilot
-from lightning_compress.planner.predict import Prediction, calibrated, predict
+from lightning_compress.planner.predict import calibrated, predict
 from lightning_compress.planner.profile import StepRecorder
+from lightning_compress.planner.tensors import spare
 from lightning_compress.presets import PRESETS
 from lightning_compress.state import SaveMode
 from lightning_compress.strategy import CompressionGlue
@@ -46,8 +48,9 @@ class AutoGlue(CompressionGlue):
 
     1. The first steps are exchanged dense: in bf16 with error feedback if all gradients are float32, as they are otherwise.
     2. Their times, the network and the candidates' encoding and decoding are measured, and a step of each is predicted.
-    3. The mildest candidate that is as fast as any is tried on the wall clock. It stays if it wins by more than noise (a milder
-       one, if it does not lose); otherwise the method before it comes back.
+    3. The mildest candidate that is as fast as any is tried on the wall clock, with as many tensors left dense as still hide
+       their communication. It stays if it wins by more than noise (a milder one, if it does not lose); otherwise the method
+       before it comes back.
     4. After ``recheck_every`` steps this begins again, from the method that is in force.
 
     Rank 0 decides and tells the others. The choice and its reason are logged with the YAML that pins it, and stored in
@@ -74,13 +77,14 @@ class AutoGlue(CompressionGlue):
             raise ValueError(
                 f"compressed_auto chooses {given[0]} itself: leave it out, or use CompressedStrategy({given[0]}=...)."
             )
-        super().__init__(**arguments_of("bf16"), save_state=save_state, verify_every=verify_every, **kwargs)
-        self.pilot = Pilot("bf16", recheck_every=recheck_every)
-        self._in_force = "bf16"  # until the next step begins, the pilot may have chosen another
+        start = Choice("bf16")
+        super().__init__(**start.arguments, save_state=save_state, verify_every=verify_every, **kwargs)
+        self.pilot = Pilot(start, recheck_every=recheck_every)
+        self._in_force = start  # until the next step begins, the pilot may have chosen another
         self._started = False
         self._verify_every = verify_every
         self._given = {**kwargs, "save_state": save_state}
-        self.exchange = _ObservedExchange(**self._arguments("bf16"))
+        self.exchange = _ObservedExchange(**self._arguments(start))
         self._pending = False
         self._begun: float | None = None
 
@@ -88,7 +92,7 @@ class AutoGlue(CompressionGlue):
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
         if trainer.state.fn == "fit" and self.world_size == 1:
-            self.pilot.propose(self.pilot.method, "a single rank exchanges nothing")
+            self.pilot.propose(self.pilot.choice, "a single rank exchanges nothing")
 
     @override
     def _attach(self) -> None:
@@ -101,14 +105,14 @@ class AutoGlue(CompressionGlue):
             self._started = True
             formats = {p.dtype for p in self.lightning_module.parameters() if p.requires_grad}
             if formats - {torch.float32}:  # bf16 gains nothing on 16 bits, and double precision is there to be kept
-                self._use("fp32")
+                self._use(Choice("fp32"))
             if formats & {torch.float64, torch.complex128}:
-                self.pilot.propose("fp32", "double precision is there to be kept")
+                self.pilot.propose(Choice("fp32"), "double precision is there to be kept")
         super()._attach()
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        checkpoint[CHOICE_KEY] = {**self.pilot.state(), "in_force": self._in_force}
+        checkpoint[CHOICE_KEY] = {**self.pilot.state(), "in_force": self._in_force.state()}
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     @override
@@ -116,12 +120,12 @@ class AutoGlue(CompressionGlue):
         checkpoint = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         if CHOICE_KEY in checkpoint:
             choice = dict(checkpoint[CHOICE_KEY])
-            in_force = choice.pop("in_force")
+            in_force = Choice.restored(choice.pop("in_force"))
             self.pilot.restore(choice)
             self._started = True
-            chosen = self.pilot.method
+            chosen = self.pilot.choice
             self._use(in_force)  # the memories in the checkpoint are its own; the switch follows, as it would have
-            self.pilot.method = chosen
+            self.pilot.choice = chosen
             self._pending = in_force != chosen
         return checkpoint
 
@@ -165,7 +169,7 @@ class AutoGlue(CompressionGlue):
         if self.exchange.recorder is not None:
             self.exchange.recorder.end()
             self._wait_for_device()
-        before = self.pilot.method
+        before = self.pilot.choice
         due = self.pilot.step(time.perf_counter() - begun)
         if due == "predict":
             self.pilot.propose(*self._agreed(self._decide()))
@@ -173,28 +177,32 @@ class AutoGlue(CompressionGlue):
             self.pilot.conclude(*self._agreed((self.pilot.judge(),)))
         if due is not None:
             # at the beginning of the next step: a checkpoint of this one holds the memories of the method that made it
-            self._pending = self.pilot.method != before
+            self._pending = self.pilot.choice != before
             self.exchange.recorder = None
             self._say()
 
-    def _decide(self) -> tuple[str, str]:
+    def _decide(self) -> tuple[Choice, str]:
         """Measures on all ranks, and chooses."""
         recorder, module = self.exchange.recorder, self.model
         assert recorder is not None
         assert isinstance(module, DistributedDataParallel)
         nodes = find_nodes(module.process_group, self.num_processes)
-        methods = [_method(name) for name in candidates(nodes)]
-        self._tell(f"compressed_auto measures the network and {len(methods)} exchanges.")
+        names, current = candidates(nodes), self.pilot.choice
+        self._tell(f"compressed_auto measures the network and {len(names)} exchanges.")
         profile = recorder.profile(min(recorder.steps - 1, self.pilot.warm_up), nodes.size, exchanging=True)
         link = self._link(module, nodes)
-        costs = {m.name: measure_costs(m, module.module, profile, self.global_rank, nodes) for m in methods}
-        current = _method(self.pilot.method)
-        alone = calibrated(current, profile, costs[current.name], link, self.pilot.seconds)
-        return self._choice([predict(m, alone, costs[m.name], link) for m in methods])
-
-    def _choice(self, predictions: list[Prediction]) -> tuple[str, str]:
-        chosen = recommend(predictions)
-        return chosen.method, explain(chosen, predictions)
+        place = self.global_rank, nodes
+        costs = {
+            choice: measure_costs(choice.as_run, module.module, profile, *place)
+            for choice in dict.fromkeys([*map(Choice, names), current])
+        }
+        alone = calibrated(current.as_run, profile, costs[current], link, self.pilot.seconds)
+        predictions = [predict(choice.as_run, alone, costs[choice], link) for choice in map(Choice, names)]
+        best = recommend(predictions)
+        limit = as_fast_as_any(predictions)
+        whole = Choice(best.method)
+        choice, said = spare(whole, costs[whole], module.module, alone, link, limit, *place)
+        return choice, " ".join(filter(None, (explain(best, predictions), said)))
 
     def _link(self, module: DistributedDataParallel, nodes: Nodes) -> Link:
         return measure_link(module.process_group, self.root_device, nodes)
@@ -207,19 +215,20 @@ class AutoGlue(CompressionGlue):
 
     def _switch(self) -> None:
         assert isinstance(self.model, DistributedDataParallel)
-        self._pending, self._in_force = False, self.pilot.method
+        self._pending, self._in_force = False, self.pilot.choice
         scaler = getattr(self.precision_plugin, "scaler", None)
-        arguments = self._arguments(self.pilot.method)
-        self.exchange.switch(arguments, self.model, scaler, self._timeout, ranks_per_node=self.num_processes)
+        self.exchange.switch(
+            self._arguments(self._in_force), self.model, scaler, self._timeout, ranks_per_node=self.num_processes
+        )
 
-    def _use(self, method: str) -> None:
+    def _use(self, choice: Choice) -> None:
         """Before there are memories."""
-        self.pilot.method = self._in_force = method
-        self.exchange.choose(**self._arguments(method))
+        self.pilot.choice = self._in_force = choice
+        self.exchange.choose(**self._arguments(choice))
 
-    def _arguments(self, method: str) -> dict[str, Any]:
+    def _arguments(self, choice: Choice) -> dict[str, Any]:
         watched = {"verify_every": self._verify_every} if self._verify_every else {}
-        return {**arguments_of(method), **watched}
+        return {**choice.arguments, **watched}
 
     def _names(self) -> dict[int, str]:
         assert isinstance(self.model, DistributedDataParallel)
@@ -231,9 +240,9 @@ class AutoGlue(CompressionGlue):
 
     def _say(self) -> None:
         if self.pilot.settled:
-            self._tell(f"compressed_auto: {self.pilot.method}. {self.pilot.reason}\nTo pin it:\n{self.pin()}")
+            self._tell(f"compressed_auto: {self.pilot.choice}. {self.pilot.reason}\nTo pin it:\n{self.pin()}")
         else:
-            self._tell(f"compressed_auto tries {self.pilot.method}.")
+            self._tell(f"compressed_auto tries {self.pilot.choice}.")
 
     def _tell(self, text: str) -> None:
         importlib.import_module(f"{self.root}.utilities").rank_zero_info(text)
@@ -248,11 +257,14 @@ class AutoGlue(CompressionGlue):
         return note + text
 
     def _pinned(self, further: dict[str, Any]) -> str | dict[str, Any]:
-        chosen = self._arguments(self.pilot.method)
+        chosen = self._arguments(self.pilot.choice)
         if not further and chosen == {"compressor": "none"}:
             return "ddp"
         if not further and chosen == PRESETS.get(f"_{self.pilot.method}"):
             return f"compressed_{self.pilot.method}"
+        if isinstance(rule := chosen.get("dense"), DenseRule):
+            stated = {"code": rule.code, "max_numel": rule.max_numel, "patterns": list(rule.patterns)}
+            chosen["dense"] = {"class_path": "lightning_compress.DenseRule", "init_args": stated}
         return {"class_path": "lightning_compress.CompressedStrategy", "init_args": {**chosen, **further}}
 
 
@@ -260,11 +272,6 @@ def candidates(nodes: Nodes) -> list[str]:
     """What is compared; what is hierarchical only where there are several nodes with several ranks each."""
     hierarchical = [HIERARCHICAL + name for name in CANDIDATES if name != "fp32"]
     return [*CANDIDATES, *(hierarchical if nodes.nested else [])]
-
-
-def _method(name: str) -> Method:
-    """As this strategy runs it: fp32 and bf16 too go through the exchange's pipeline, not through hooks of DDP's own."""
-    return Method(name, arguments_of(name))
 
 
 def _is_plain(value: Any) -> bool:

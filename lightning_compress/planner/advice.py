@@ -22,10 +22,15 @@ def recommend(predictions: Sequence[Prediction]) -> Prediction:
     Args:
         predictions: Of all methods that may be taken.
     """
-    candidates = [p for p in predictions if not needs_own_optimizer(p.method)]
-    best = min(candidates, key=lambda p: p.seconds)
-    limit = best.seconds + noise(best)
-    return min((p for p in candidates if p.seconds <= limit), key=lambda p: (mildness(p.method), p.seconds))
+    limit = as_fast_as_any(predictions)
+    candidates = [p for p in predictions if not needs_own_optimizer(p.method) and p.seconds <= limit]
+    return min(candidates, key=lambda p: (mildness(p.method), p.seconds))
+
+
+def as_fast_as_any(predictions: Sequence[Prediction]) -> float:
+    """Seconds up to which a step is as short as the shortest, within noise."""
+    best = min((p for p in predictions if not needs_own_optimizer(p.method)), key=lambda p: p.seconds)
+    return best.seconds + noise(best)
 
 
 def noise(prediction: Prediction) -> float:

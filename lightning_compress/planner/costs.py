@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,6 +43,19 @@ class BucketCost:
     def at(self, share: float) -> tuple[float, ...]:
         """The quantile ``share`` of every stage."""
         return tuple(quantile(repetitions, share) for repetitions in self.stages)
+
+    def mixed(self, other: BucketCost, share: float) -> BucketCost:
+        """The cost if the part ``share`` of the bucket is treated as in ``other``, which has the same stages."""
+
+        def between(mine: float, its: float) -> float:
+            return mine + share * (its - mine)
+
+        stages = tuple(tuple(map(between, mine, its)) for mine, its in zip(self.stages, other.stages, strict=True))
+        messages = tuple(
+            replace(mine, sent=between(mine.sent, its.sent))
+            for mine, its in zip(self.messages, other.messages, strict=True)
+        )
+        return BucketCost(stages, messages)
 
 
 def measure_costs(

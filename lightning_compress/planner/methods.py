@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_compress.exchange.collectives import AllReduce
+from lightning_compress.exchange.dense import DenseRule
 from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.exchange.rank import RankExchange
 from lightning_compress.exchange.settings import ExchangeSettings
@@ -49,6 +50,52 @@ class Method:
     def named(cls, name: str) -> Method:
         """The method of a table's row: fp32 and bf16 are DDP's own."""
         return cls(name, None if name in DDP else arguments_of(name))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What ``compressed_auto`` takes: a method, and what of it stays dense.
+
+    Attributes:
+        method: Its name.
+        dense: Which tensors stay dense; None: the small ones, as by default.
+    """
+
+    method: str
+    dense: DenseRule | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of ``GradientExchange``."""
+        return {**arguments_of(self.method), **({} if self.dense is None else {"dense": self.dense})}
+
+    @property
+    def as_run(self) -> Method:
+        """By the exchange's own pipeline, fp32 and bf16 too, not by hooks of DDP's."""
+        return Method(self.method, self.arguments)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether it has something milder beside itself: fp32 and bf16 have not."""
+        return self.method.removeprefix(HIERARCHICAL) not in DDP
+
+    @property
+    def mildness(self) -> tuple[int, bool]:
+        """The lower, the milder."""
+        return mildness(self.method), self.dense is None
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"method": self.method, "dense": None if self.dense is None else asdict(self.dense)}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Choice:
+        """From ``state()``."""
+        rule = state["dense"]
+        return cls(state["method"], None if rule is None else DenseRule(**rule))
+
+    def __str__(self) -> str:
+        return self.method if self.dense is None else f"{self.method} of some tensors"
 
 
 def method_names(nodes: Nodes | None = None) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lightning_compress.planner.methods import mildness
+from lightning_compress.planner.methods import Choice
 from lightning_compress.planner.sample import quantile
 
 _NOISE = 0.03
@@ -20,12 +20,12 @@ class Trial:
     """A candidate that is being tried.
 
     Attributes:
-        before: The method that it has to beat.
-        steps: That method's step times in seconds.
+        before: What it has to beat.
+        steps: Its step times in seconds.
         reason: Why it is tried.
     """
 
-    before: str
+    before: Choice
     steps: tuple[float, ...]
     reason: str
 
@@ -37,13 +37,13 @@ class Pilot:
     caller does what ``step`` says is due: predict and ``propose``, or ``judge`` and ``conclude``.
 
     Args:
-        method: The one in force at the start.
+        choice: The one in force at the start.
         measure: Steps that are measured of each method.
         warm_up: Steps before them: DDP rebuilds its buckets, kernels are loaded, connections made.
         recheck_every: Steps after a decision until everything is measured again; 0: never.
     """
 
-    def __init__(self, method: str, measure: int = 10, warm_up: int = 3, recheck_every: int = 5000) -> None:
+    def __init__(self, choice: Choice, measure: int = 10, warm_up: int = 3, recheck_every: int = 5000) -> None:
         for name, value, least in (
             ("measure", measure, 1),
             ("warm_up", warm_up, 0),
@@ -51,12 +51,17 @@ class Pilot:
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} is a number of steps and must be {least} or more, got {value!r}")
-        self.method, self.reason = method, "the start, until a choice is made"
+        self.choice, self.reason = choice, "the start, until a choice is made"
         self.settled = False
         self._measure, self.warm_up, self._recheck = measure, warm_up, recheck_every
         self._count = 0
         self._steps: list[float] = []
         self._trial: Trial | None = None
+
+    @property
+    def method(self) -> str:
+        """The name of the method in force."""
+        return self.choice.method
 
     @property
     def watches(self) -> bool:
@@ -81,13 +86,13 @@ class Pilot:
             return None
         return "judge" if self._trial is not None else "predict"
 
-    def propose(self, candidate: str, reason: str) -> None:
+    def propose(self, candidate: Choice, reason: str) -> None:
         """Takes the prediction's choice: tries it, unless it is in force already."""
-        if candidate == self.method:
+        if candidate == self.choice:
             self._settle(reason)
             return
-        self._trial = Trial(self.method, tuple(self._steps), reason)
-        self.method = candidate
+        self._trial = Trial(self.choice, tuple(self._steps), reason)
+        self.choice = candidate
         self._begin()
 
     def judge(self) -> bool:
@@ -95,13 +100,13 @@ class Pilot:
         assert self._trial is not None
         before, now = quantile(self._trial.steps, 0.5), self.seconds
         noise = max(_NOISE * before, (_spread(self._trial.steps) + _spread(self._steps)) / 4)
-        milder = mildness(self.method) < mildness(self._trial.before)
+        milder = self.choice.mildness < self._trial.before.mildness
         return now <= before + noise if milder else now < before - noise
 
     def conclude(self, stays: bool) -> None:
         """Keeps the candidate or goes back to the method before it."""
         assert self._trial is not None
-        trial, tried = self._trial, self.method
+        trial, tried = self._trial, self.choice
         times = (
             f"{1e3 * self.seconds:.0f} ms a step against {1e3 * quantile(trial.steps, 0.5):.0f} ms with {trial.before}"
         )
@@ -109,16 +114,16 @@ class Pilot:
         if stays:
             self._settle(f"{times}, tried on the wall clock. {trial.reason}")
         else:
-            self.method = trial.before
+            self.choice = trial.before
             self._settle(f"{tried} was predicted to be better and was not: {times}")
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"method": self.method, "reason": self.reason, "settled": self.settled}
+        return {**self.choice.state(), "reason": self.reason, "settled": self.settled}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on with a choice from a checkpoint, without measuring if it had been made."""
-        self.method = state["method"]
+        self.choice = Choice.restored(state)
         self._trial = None
         self._begin()
         if state["settled"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_compress.planner.methods import Method
+from lightning_compress.planner.methods import Choice, Method
 from lightning_compress.planner.pilot import Pilot
 from lightning_compress.planner.predict import calibrated, predict
 from lightning_compress.planner.profile import StepTimes
@@ -12,7 +12,7 @@ from tests.planner.hand_made import LINK, cost, profile
 
 
 def pilot(method: str = "bf16", **settings: int) -> Pilot:
-    return Pilot(method, **{"measure": 4, "warm_up": 2, "recheck_every": 10, **settings})
+    return Pilot(Choice(method), **{"measure": 4, "warm_up": 2, "recheck_every": 10, **settings})
 
 
 def steps(one: Pilot, *seconds: float) -> list[str | None]:
@@ -23,7 +23,7 @@ def tried(candidate: str, now: float, before: str = "bf16") -> Pilot:
     """Steps of 1 s, and then of ``now`` seconds with the candidate."""
     one = pilot(before)
     steps(one, *[1.0] * 6)
-    one.propose(candidate, "because")
+    one.propose(Choice(candidate), "because")
     assert one.method == candidate
     assert steps(one, 9.0, 9.0, *[now] * 4) == [None] * 5 + ["judge"]  # the first two do not count
     one.conclude(one.judge())
@@ -40,8 +40,8 @@ def test_it_measures_after_the_warm_up() -> None:
 def test_what_is_in_force_already_is_settled_at_once() -> None:
     one = pilot()
     steps(one, *[1.0] * 6)
-    one.propose("bf16", "compute bound")
-    assert one.state() == {"method": "bf16", "reason": "compute bound", "settled": True}
+    one.propose(Choice("bf16"), "compute bound")
+    assert one.state() == {"method": "bf16", "dense": None, "reason": "compute bound", "settled": True}
 
 
 def test_a_candidate_that_wins_stays() -> None:
@@ -66,7 +66,7 @@ def test_a_milder_candidate_stays_unless_it_loses() -> None:
 def test_scattered_times_ask_for_a_larger_gain() -> None:
     one = pilot()
     steps(one, 1.0, 1.0, 0.6, 0.8, 1.2, 1.4)
-    one.propose("quantize", "")
+    one.propose(Choice("quantize"), "")
     steps(one, 1.0, 1.0, 0.5, 0.7, 1.1, 1.3)
     assert not one.judge()
 
@@ -80,7 +80,7 @@ def test_it_looks_again_after_a_long_while_from_what_is_in_force() -> None:
     assert steps(one, *[0.5] * 6)[-1] == "predict"
     assert one.method == "quantize"
     never = pilot(recheck_every=0)
-    never.propose("bf16", "")
+    never.propose(Choice("bf16"), "")
     assert steps(never, *[1.0] * 100) == [None] * 100
     assert never.settled
 
@@ -90,7 +90,7 @@ def test_a_choice_is_restored_without_measuring() -> None:
     other.restore(tried("quantize", 0.5).state())
     assert (other.method, other.settled) == ("quantize", True)
     unfinished = pilot()
-    unfinished.propose("quantize", "")
+    unfinished.propose(Choice("quantize"), "")
     other.restore(unfinished.state())
     assert (other.method, other.settled) == ("quantize", False)
 

@@ -18,13 +18,17 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.strategies import StrategyRegistry
 
 from lightning_compress import AutoStrategy, Cast, Quantize
+from lightning_compress import auto as auto_module
 from lightning_compress.auto import CANDIDATES, CHOICE_KEY, candidates
 from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.optim import CompressedAdam
 from lightning_compress.planner.link import GivenLink, Hop
+from lightning_compress.planner.methods import Choice
 from lightning_compress.planner.pilot import Pilot
 from lightning_compress.strategy import CompressionGlue
+from lightning_compress.testing.simulation import SimulatedExchange
 from tests.exchange.training import content
+from tests.models import make_model
 from tests.ranks import run_ranks
 from tests.strategy.training import Classifier, make_trainer
 
@@ -51,14 +55,14 @@ class Steps(pl.Callback):
 class OwnMind(AutoStrategy):
     """Ranks that predict differently."""
 
-    def _choice(self, predictions: Any) -> tuple[str, str]:
-        chosen, reason = super()._choice(predictions)
-        return (chosen, reason) if dist.get_rank() == 0 else ("ternary", "another clock")
+    def _decide(self) -> tuple[Choice, str]:
+        chosen, reason = super()._decide()
+        return (chosen, reason) if dist.get_rank() == 0 else (Choice("ternary"), "another clock")
 
 
 def auto(bandwidth: float, seconds: dict[str, float], **settings: int) -> AutoStrategy:
     strategy = OwnMind()
-    strategy.pilot = FakeClock("bf16", **{"measure": 2, "warm_up": 1, "recheck_every": 0, **settings})
+    strategy.pilot = FakeClock(Choice("bf16"), **{"measure": 2, "warm_up": 1, "recheck_every": 0, **settings})
     strategy.pilot.seconds_of = seconds
     strategy._link = lambda _, nodes: strategy.asked.append(nodes) or GivenLink(bandwidth, 1e-4, 2)  # type: ignore[method-assign]
     strategy.asked = []
@@ -77,8 +81,15 @@ def fit(strategy: AutoStrategy, model: pl.LightningModule, **options: Any) -> di
         "state": strategy.pilot.state(),
         "pin": strategy.pin(),
         "parameters": content(model.parameters()),
-        "settings": repr(strategy.exchange.settings.compressor),
+        "settings": repr((strategy.exchange.settings.compressor, strategy.exchange.settings.dense)),
     }
+
+
+def planned_bytes(strategy: AutoStrategy) -> int:
+    module = make_model()
+    simulated = SimulatedExchange(module, 2, **strategy.pilot.choice.arguments)
+    simulated.mean([{name: torch.ones_like(p) for name, p in module.named_parameters()}] * 2)
+    return int(simulated.stats(dist.get_rank())["bytes_sent"])
 
 
 def fits(folder: str) -> dict[str, Any]:
@@ -90,9 +101,14 @@ def fits(folder: str) -> dict[str, Any]:
 
     slow = 1e6  # bytes per second: the 100 kB of the model take a tenth of one
     saving = ModelCheckpoint(folder, save_last=True, save_top_k=0)
+    # within 80 ms of the shortest step only the largest tensor must be compressed: dense, it takes 120 ms, and the others 50
+    as_fast_as_any = auto_module.as_fast_as_any
+    auto_module.as_fast_as_any = lambda predictions: min(p.seconds for p in predictions) + 0.08
     wins = auto(slow, {"bf16": 1.0, "fp8": 0.6, "quantize": 0.5, "ternary": 0.4, "centered": 0.3})
     found["wins"] = fit(wins, Classifier(12), callbacks=[saving], enable_checkpointing=True)
     found["nodes"] = wins.asked
+    found["planned"] = planned_bytes(wins)
+    auto_module.as_fast_as_any = as_fast_as_any
     found["log"] = "\n".join(records)
 
     found["loses"] = fit(
@@ -109,7 +125,7 @@ def fits(folder: str) -> dict[str, Any]:
     trainer = make_trainer(resumed, callbacks=[steps := Steps()], max_epochs=2)
     trainer.fit(model := Classifier(12), ckpt_path=str(Path(folder) / "last.ckpt"))
     found["resumed"] = steps.seen, resumed.pilot.state(), content(model.parameters())
-    found["resumed settings"] = repr(resumed.exchange.settings.compressor)
+    found["resumed settings"] = repr((resumed.exchange.settings.compressor, resumed.exchange.settings.dense))
     return found
 
 
@@ -139,7 +155,21 @@ def test_a_slow_link_is_hidden_by_the_mildest_that_does(found: Found) -> None:
     sent = [nbytes for _, nbytes in wins["steps"]]
     assert sent[0] == sent[2] > 1.5 * sent[3]  # the switch is at the beginning of the next step
     assert wins["state"]["settled"]
-    assert wins["pin"] == f"trainer:\n  strategy: compressed_{method}\n"
+
+
+def test_tensors_that_need_not_be_compressed_stay_dense(found: Found) -> None:
+    wins = found[0]["wins"]
+    assert wins["state"]["dense"] == {"code": "bf16", "max_numel": 20_000, "patterns": ()}
+    assert wins["steps"][-1][1] == found[0]["planned"]
+    assert "Of 3 large tensors 1 are compressed" in found[0]["log"]
+    assert f"tries {wins['state']['method']} of some tensors" in found[0]["log"]
+    assert yaml.safe_load(wins["pin"])["trainer"]["strategy"]["init_args"] == {
+        "compressor": wins["state"]["method"],
+        "dense": {
+            "class_path": "lightning_compress.DenseRule",
+            "init_args": {"code": "bf16", "max_numel": 20_000, "patterns": []},
+        },
+    }
 
 
 def test_nodes_are_those_of_the_trainer(found: Found) -> None:
@@ -152,7 +182,7 @@ def test_choice_and_reason_are_logged(found: Found) -> None:
     assert f"compressed_auto tries {method}" in log
     assert "tried on the wall clock" in log
     assert "the link is the bottleneck" in log
-    assert f"strategy: compressed_{method}" in log
+    assert f"compressor: {method}" in log
     assert "compressed_auto" not in found[1]["log"]
 
 
@@ -175,13 +205,13 @@ def test_compute_bound_goes_back_to_ddp(found: Found) -> None:
 
 def test_double_precision_is_kept(found: Found) -> None:
     assert {name for name, _ in found[0]["double"]["steps"]} == {"fp32"}
-    assert found[0]["double"]["settings"] == "NoCompression()"
+    assert found[0]["double"]["settings"].startswith("(NoCompression(), ")
 
 
 def test_a_resumed_run_goes_on_with_the_choice(found: Found) -> None:
     first, second = found
     steps, state, parameters = first["resumed"]
-    assert {**state, "in_force": state["method"]} == first["saved"]
+    assert {**state, "in_force": {"method": state["method"], "dense": state["dense"]}} == first["saved"]
     assert state["settled"]
     assert {name for name, _ in steps} == {first["wins"]["state"]["method"]}
     assert first["resumed settings"] == first["wins"]["settings"]
@@ -208,7 +238,7 @@ def test_one_rank_has_nothing_to_choose() -> None:
 def test_verification_holds_for_every_method() -> None:
     strategy = AutoStrategy(verify_every=3)
     assert strategy.exchange.settings.verify_every == 3
-    strategy._use("quantize")
+    strategy._use(Choice("quantize"))
     assert repr(strategy.exchange.settings.compressor) == repr(Quantize(4))
     assert strategy.exchange.settings.verify_every == 3
 
@@ -216,7 +246,8 @@ def test_verification_holds_for_every_method() -> None:
 def test_a_checkpoint_between_decision_and_switch_goes_on_with_the_memories_that_it_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    choice = {"method": "quantize", "reason": "wins", "settled": True, "in_force": "bf16"}
+    in_force = {"method": "bf16", "dense": None}
+    choice = {"method": "quantize", "dense": None, "reason": "wins", "settled": True, "in_force": in_force}
     monkeypatch.setattr(CompressionGlue, "load_checkpoint", lambda *_: {CHOICE_KEY: choice})
     strategy = AutoStrategy()
     strategy.load_checkpoint("any")
@@ -239,7 +270,7 @@ def layered() -> dict[str, Any]:
             return Hop(1e-6) if level == "node" else super().hop(kind, sent, at)
 
     strategy = AutoStrategy(bucket_cap_mb=1)
-    strategy.pilot = FakeClock("bf16", measure=2, warm_up=1, recheck_every=0)
+    strategy.pilot = FakeClock(Choice("bf16"), measure=2, warm_up=1, recheck_every=0)
     strategy.pilot.seconds_of = {name: 0.5 + 0.5 * (name == "bf16") for name in candidates(Nodes.of([0, 0, 1, 1]))}
     strategy._link = lambda _, nodes: Layered(1e6, 1e-4, nodes.world_size)  # type: ignore[method-assign]
     found = fit(strategy, Classifier(8), devices=2, num_nodes=2)
@@ -251,12 +282,9 @@ def test_hierarchical_is_considered_where_nodes_have_several_ranks() -> None:
     method = first["state"]["method"]
     assert method.startswith("hierarchical_")
     assert 0 < first["between"] < first["steps"][-1][1]
-    written = yaml.safe_load(first["pin"])["trainer"]["strategy"]
-    assert written["init_args"] == {
-        "compressor": method.removeprefix("hierarchical_"),
-        "exchange": "hierarchical",
-        "bucket_cap_mb": 1,
-    }
+    written = yaml.safe_load(first["pin"])["trainer"]["strategy"]["init_args"]
+    assert (written["exchange"], written["bucket_cap_mb"]) == ("hierarchical", 1)
+    assert written["compressor"] == method.removeprefix("hierarchical_")
     for other in others:
         assert all(other[key] == first[key] for key in ("methods", "pin", "parameters"))
 
@@ -272,7 +300,7 @@ def test_what_the_strategy_was_given_is_pinned_too() -> None:
         save_state="mean", verify_every=7, find_unused_parameters=True, start_method="spawn", timeout=timedelta(hours=1)
     )
     for method in ("none", "quantize"):
-        strategy._use("fp32" if method == "none" else method)
+        strategy._use(Choice("fp32" if method == "none" else method))
         written = yaml.safe_load(strategy.pin())["trainer"]["strategy"]
         assert written == {
             "class_path": "lightning_compress.CompressedStrategy",
