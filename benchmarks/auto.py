@@ -7,7 +7,6 @@ Needs what step_time.py needs: Linux, root and iproute2.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,17 +18,17 @@ if not __package__:  # run as a script: see step_time.py
 from rich.table import Table
 
 from benchmarks import step_time
-from benchmarks.report import Row, make_table, publish
+from benchmarks.report import Row, make_table
 from benchmarks.step_time import Launch
-from benchmarks.step_time_rank import WARM_UP
-from benchmarks.workloads import WORKLOADS
-from lightning_compress.planner.progress import progress
+
+METHODS = ("bf16",)
+"""What ``compressed_auto`` is compared with."""
 
 
-def summarise(launch: Launch, samples: Sequence[Row]) -> Row:
-    """One row per network: both medians, the choice and its reason."""
+def summarise(launch: Launch, samples: Sequence[Row]) -> list[Row]:
+    """One row: both medians, the choice and its reason."""
     ms = {sample["method"]: sample["steps_ms"] for sample in samples}
-    return {
+    row = {
         "model": launch.model,
         "rate": launch.rate,
         "bf16_ms": round(median(ms["bf16"]), 3),
@@ -39,6 +38,7 @@ def summarise(launch: Launch, samples: Sequence[Row]) -> Row:
         "reason": samples[0]["reason"],
         "steps_ms": ms,
     }
+    return [row]
 
 
 def tabulate(rows: Sequence[Row]) -> Table:
@@ -61,21 +61,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         SystemExit: A wrong argument, a machine that cannot emulate hosts, or a host that failed.
     """
     argv = sys.argv[1:] if argv is None else argv
-    args = step_time.parse([*argv, "--methods", "bf16"])
-    step_time.require_hosts(args)
-    launches = [Launch(model, rate, ("bf16",)) for model in args.models for rate in args.rates]
-    rows: list[Row] = []
-    with progress(len(launches)) as advance:
-        for launch in launches:
-            try:
-                samples = step_time.run(launch, args, advance, "benchmarks.auto_rank")
-            except RuntimeError as error:
-                raise SystemExit(f"auto.py: {error}") from None
-            rows.append(summarise(launch, samples))
-    details = {model: WORKLOADS[model].description for model in args.models}
-    publish(args, rows, tabulate(rows), ["auto", *argv], models=details, warm_up_steps=WARM_UP)
+    args = step_time.parse([*argv, "--methods", *METHODS])
+    launches = [Launch(model, rate, METHODS) for model in args.models for rate in args.rates]
+    step_time.compare("auto", args, argv, launches, summarise, tabulate)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # see step_time.py
+    step_time.ended_by_sigterm()
     main()

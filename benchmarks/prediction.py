@@ -7,7 +7,6 @@ Needs what step_time.py needs: Linux, root and iproute2.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,18 +19,19 @@ from rich.table import Table
 
 from benchmarks import step_time
 from benchmarks.methods import REFERENCE
-from benchmarks.report import Row, make_table, publish
+from benchmarks.report import Row, make_table
 from benchmarks.step_time import Launch
-from benchmarks.step_time_rank import WARM_UP
-from benchmarks.workloads import WORKLOADS
-from lightning_compress.planner.progress import progress
 
 TOLERANCE = 0.15
 """Share of a step by which a prediction may be wrong."""
 
 
-def summarise(launch: Launch, sample: Row) -> Row:
+def summarise(launch: Launch, samples: Sequence[Row]) -> list[Row]:
     """One row per method: the medians of measured and predicted steps, and by how much they differ."""
+    return [_summary(launch, sample) for sample in samples]
+
+
+def _summary(launch: Launch, sample: Row) -> Row:
     measured, prediction = median(sample["steps_ms"]), sample["prediction"]
     return {
         "model": launch.model,
@@ -74,20 +74,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = step_time.parse(argv)
     args.methods = list(dict.fromkeys([REFERENCE, *args.methods]))
-    step_time.require_hosts(args)
-    launches = step_time.plan_launches(args)
-    rows: list[Row] = []
-    with progress(sum(launch.training_steps(args.steps) for launch in launches)) as advance:
-        for launch in launches:
-            try:
-                samples = step_time.run(launch, args, advance, "benchmarks.prediction_rank")
-            except RuntimeError as error:
-                raise SystemExit(f"prediction.py: {error}") from None
-            rows += [summarise(launch, sample) for sample in samples]
-    details = {model: WORKLOADS[model].description for model in args.models}
-    publish(args, rows, tabulate(rows), ["prediction", *argv], models=details, warm_up_steps=WARM_UP)
+    step_time.compare("prediction", args, argv, step_time.plan_launches(args), summarise, tabulate)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # see step_time.py
+    step_time.ended_by_sigterm()
     main()

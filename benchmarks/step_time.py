@@ -282,6 +282,44 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit("\n".join(["step_time.py: not measured:", *failures]))
 
 
+def compare(
+    script: str,
+    args: argparse.Namespace,
+    argv: Sequence[str],
+    launches: Sequence[Launch],
+    summarise: Callable[[Launch, Sequence[Row]], list[Row]],
+    tabulate: Callable[[Sequence[Row]], Table],
+) -> None:
+    """The frame of the other benchmarks on emulated hosts: runs ``SCRIPT_rank.py`` for every launch, and prints.
+
+    Args:
+        script: Name of the benchmark.
+        args: Its command line, read by ``parse``.
+        argv: The same as it was typed.
+        launches: What is to be started.
+        summarise: Makes the rows of a launch.
+        tabulate: Makes the table of all rows.
+
+    Raises:
+        SystemExit: A machine that cannot emulate hosts, or a host that failed.
+    """
+    require_hosts(args)
+    rows: list[Row] = []
+    with progress(sum(launch.training_steps(args.steps) for launch in launches)) as advance:
+        for launch in launches:
+            try:
+                rows += summarise(launch, run(launch, args, advance, f"benchmarks.{script}_rank"))
+            except RuntimeError as error:
+                raise SystemExit(f"{script}.py: {error}") from None
+    details = {model: WORKLOADS[model].description for model in args.models}
+    publish(args, rows, tabulate(rows), [script, *argv], models=details, warm_up_steps=WARM_UP)
+
+
+def ended_by_sigterm() -> None:
+    """By default SIGTERM would end this process without its ``finally``, and the hosts would go on."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 def require_hosts(args: argparse.Namespace) -> None:
     """Ends the program on a machine that cannot emulate hosts."""
     if (code := subprocess.run([str(HOSTS), "--check"], check=False).returncode) != 0:
@@ -325,6 +363,5 @@ def _say_if_crowded(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    # by default SIGTERM would end this process without its `finally`, and the hosts would go on
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    ended_by_sigterm()
     main()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from types import ModuleType
+
 import pytest
 
-from benchmarks import auto, break_even, prediction
+from benchmarks import auto, break_even, prediction, step_time
 from benchmarks.prediction_rank import planned
 from benchmarks.step_time import Launch
 from lightning_compress.planner.methods import method_names
@@ -18,14 +21,14 @@ def sample(method: str, measured: list[float], predicted: float) -> dict[str, ob
 
 
 def test_error_is_that_of_the_medians() -> None:
-    row = prediction.summarise(Launch("tiny", "1gbit", ("fp32",)), sample("fp32", [90.0, 100.0, 500.0], 110.0))
+    (row,) = prediction.summarise(Launch("tiny", "1gbit", ("fp32",)), [sample("fp32", [90.0, 100.0, 500.0], 110.0)])
     assert row["error"] == pytest.approx(0.1)
     assert (row["measured_ms"], row["predicted_ms"], row["bytes"]) == (100.0, 110.0, 7)
 
 
 def test_what_is_off_is_counted() -> None:
     launch = Launch("tiny", "1gbit", ("fp32", "bf16"))
-    rows = [prediction.summarise(launch, sample("fp32", [100.0], step)) for step in (84.0, 86.0, 114.0, 116.0)]
+    rows = prediction.summarise(launch, [sample("fp32", [100.0], step) for step in (84.0, 86.0, 114.0, 116.0)])
     assert prediction.tabulate(rows).caption.startswith("2 of 4 predictions within 15%;")
 
 
@@ -48,7 +51,7 @@ def test_auto_is_compared_with_bf16() -> None:
         {"method": "bf16", "steps_ms": [100.0, 90.0, 500.0], **choice},
         {"method": "compressed_auto", "steps_ms": [50.0, 40.0, 60.0], **choice},
     ]
-    row = auto.summarise(Launch("tiny", "1gbit", ("bf16",)), samples)
+    (row,) = auto.summarise(Launch("tiny", "1gbit", ("bf16",)), samples)
     assert (row["bf16_ms"], row["auto_ms"], row["ratio"], row["choice"]) == (100.0, 50.0, 0.5, "quantize")
 
 
@@ -67,3 +70,27 @@ def test_break_even_is_the_last_rate_at_which_it_pays() -> None:
     assert rows["quantize"]["mbit_over_fp32"] == 398
     assert rows["quantize"]["mbit_over_bf16"] < 398
     assert rows["topk"]["mbit_over_fp32"] is None
+
+
+@pytest.mark.parametrize("script", [auto, prediction])
+def test_both_have_one_frame(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs = []
+
+    def run(launch: Launch, _args: object, _advance: object, program: str) -> list[dict[str, object]]:
+        if launch.rate == "2gbit":
+            raise RuntimeError("tiny at 2gbit: status 1, see above")
+        programs.append(program)
+        choice = {"choice": "fp32", "reason": "because"}
+        return [{**sample(method, [2.0], 2.0), **choice} for method in (*launch.methods, "compressed_auto")]
+
+    monkeypatch.setattr(step_time, "require_hosts", lambda _: None)
+    monkeypatch.setattr(step_time, "run", run)
+    script.main(["--models", "tiny", "--rates", "1gbit", "none", "--methods", "bf16", "--steps", "1", "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    name = script.__name__.rpartition(".")[2]
+    assert programs == [f"benchmarks.{name}_rank"] * 2
+    assert {row["rate"] for row in rows} == {"1gbit", "none"}
+    with pytest.raises(SystemExit, match=f"^{name}.py: tiny at 2gbit: status 1"):
+        script.main(["--models", "tiny", "--rates", "2gbit"])
