@@ -88,7 +88,7 @@ def main() -> None:
     print("bf16", flush=True)
     auto = AutoStrategy(**buffers)
     rows = [{"method": "bf16", **bf16}, {"method": "compressed_auto", **train(args.model, auto, args.steps)}]
-    choice = {"choice": auto.pilot.method, "reason": auto.pilot.reason}
+    choice = {"choice": str(auto.pilot.choice), "reason": auto.pilot.reason}
     leave([], [{**row, **choice} for row in rows], args.output)
 
 

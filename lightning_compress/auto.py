@@ -40,6 +40,7 @@ CHOICE_KEY = "lightning_compress_auto"
 CANDIDATES = ("fp32", "bf16", "fp8", "quantize", "ternary", "centered")
 """Codes that are known to need more steps for the same accuracy are left to those who ask for them."""
 
+_START = Choice("bf16")
 _CHOSEN = frozenset({"compressor", "memory", "exchange", "dense", "start_step", "schedule"})
 
 
@@ -77,22 +78,34 @@ class AutoGlue(CompressionGlue):
             raise ValueError(
                 f"compressed_auto chooses {given[0]} itself: leave it out, or use CompressedStrategy({given[0]}=...)."
             )
-        start = Choice("bf16")
-        super().__init__(**start.arguments, save_state=save_state, verify_every=verify_every, **kwargs)
-        self.pilot = Pilot(start, recheck_every=recheck_every)
-        self._in_force = start  # until the next step begins, the pilot may have chosen another
+        super().__init__(**_START.arguments, save_state=save_state, verify_every=verify_every, **kwargs)
+        self.pilot = Pilot(_START, recheck_every=recheck_every)
+        self._in_force = _START  # until the next step begins, the pilot may have chosen another
         self._started = False
+        self._fitted: Any = None
         self._verify_every = verify_every
         self._given = {**kwargs, "save_state": save_state}
-        self.exchange = _ObservedExchange(**self._arguments(start))
+        self.exchange = _ObservedExchange(**self._arguments(_START))
         self._pending = False
         self._begun: float | None = None
 
     @override
     def setup(self, trainer: Trainer) -> None:
+        if trainer.state.fn == "fit":
+            self._begin_fit()
         super().setup(trainer)
         if trainer.state.fn == "fit" and self.world_size == 1:
             self.pilot.propose(self.pilot.choice, "a single rank exchanges nothing")
+
+    def _begin_fit(self) -> None:
+        """A choice holds for the model that it was made for; what was measured, for the buckets of one fit."""
+        self._begun, self.exchange.recorder = None, None
+        if self._fitted not in (None, self.lightning_module):
+            self.pilot.restore({**_START.state(), "settled": False})
+            self._started = self._pending = False
+            self._use(_START)
+        self._fitted = self.lightning_module
+        self.pilot.measure_again()
 
     @override
     def _attach(self) -> None:
@@ -118,7 +131,8 @@ class AutoGlue(CompressionGlue):
     @override
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, *args, **kwargs)
-        if CHOICE_KEY in checkpoint:
+        if CHOICE_KEY in checkpoint and self._fitting:
+            self._fitted = self.lightning_module
             choice = dict(checkpoint[CHOICE_KEY])
             in_force = Choice.restored(choice.pop("in_force"))
             self.pilot.restore(choice)

@@ -162,8 +162,7 @@ class CompressionGlue(DDPStrategy):
         with readable(checkpoint_path):
             checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         self._gathered = None
-        fitting = self.lightning_module is not None and self.lightning_module.trainer.state.fn == "fit"
-        if fitting and self._save_state != "none":
+        if self._fitting and self._save_state != "none":
             if STATE_KEY not in checkpoint and self.is_global_zero:
                 warnings.warn(
                     "The checkpoint holds no state of the gradient exchange: residuals start at zero.", stacklevel=2
@@ -200,6 +199,10 @@ class CompressionGlue(DDPStrategy):
         state = gather_state(self.exchange.state_dict(), self._save_state)
         self._gathered = _Gathered(step, self.exchange.step, state)
         return state
+
+    @property
+    def _fitting(self) -> bool:
+        return self.lightning_module is not None and self.lightning_module.trainer.state.fn == "fit"
 
     @property
     def _interrupted(self) -> bool:

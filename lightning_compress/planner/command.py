@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.strategies import StrategyRegistry
@@ -64,7 +66,11 @@ def parse(args: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--bandwidth", help="of the link if it is not to be measured: what each node can send, such as 10gbit")
     add("--latency", default="50us", help="of a message on that link (default: %(default)s)")
     add("--nodes", type=int, help="on that link, one rank each (default: 2)")
-    add("--methods", nargs="+", help="fp32, bf16, or presets without compressed_ (default: all)")
+    add(
+        "--methods",
+        nargs="+",
+        help="fp32, bf16, or presets without compressed_; with hierarchical_ before them under torchrun (default: all)",
+    )
     add("--steps", type=int, default=10, help="training steps to measure (default: %(default)s)")
     add("--json", action="store_true", help="print one line of JSON instead of the table")
     add("--plot", metavar="FILE", help="draw the timelines of fp32, bf16 and the recommended method")
@@ -72,6 +78,8 @@ def parse(args: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _plan(options: argparse.Namespace, experiment: list[str]) -> Plan:
+    if options.plot:
+        _check_picture(Path(options.plot))
     cli = _built(experiment)
     settings, strategy = cli.config_init["trainer"], cli.config_init["trainer"]["strategy"]
     if isinstance(strategy, str):
@@ -94,9 +102,25 @@ def _plan(options: argparse.Namespace, experiment: list[str]) -> Plan:
         raise _RefusedError(str(error)) from error
 
 
+def _check_picture(path: Path) -> None:
+    """Before everything is measured."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in known:
+        raise _RefusedError(f"--plot {path}: a picture's name ends with .png or another of {', '.join(known)}.")
+    if not path.absolute().parent.is_dir():
+        raise _RefusedError(f"--plot {path}: there is no folder {path.absolute().parent}.")
+
+
 def _built(experiment: list[str]) -> CompressCLI:
     try:
         return _Experiment(args=experiment, run=False)
+    except argparse.ArgumentError as error:
+        said = " ".join(str(error).split())
+        # the parser tells what else a class could have been, in ten lines
+        why = re.search(r"Problem with given class_path .*?(?= - Expected a )", said)
+        raise _RefusedError(why[0] if why else said) from error
     except Exception as error:
         raise _RefusedError(f"the model or its data could not be built: {type(error).__name__}: {error}") from error
 
@@ -107,6 +131,10 @@ class _RefusedError(Exception):
 
 class _Experiment(CompressCLI):
     """Builds model and data; the Trainer that measures is not the config's."""
+
+    @override
+    def init_parser(self, **kwargs: Any) -> Any:
+        return super().init_parser(exit_on_error=False, **kwargs)  # it would print hundreds of options
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Any:

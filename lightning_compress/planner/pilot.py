@@ -117,6 +117,11 @@ class Pilot:
             self.choice = trial.before
             self._settle(f"{tried} was predicted to be better and was not: {times}")
 
+    def measure_again(self) -> None:
+        """Forgets the measured steps of a method that is not settled: another fit begins."""
+        if not self.settled:
+            self._begin()
+
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
         return {**self.choice.state(), "reason": self.reason, "settled": self.settled}

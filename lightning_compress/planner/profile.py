@@ -108,12 +108,16 @@ class StepRecorder:
         self._steps.append(_Marks(begin=self._mark()))
 
     def backward(self) -> None:
-        """A backward begins; under accumulation the last one of a step counts."""
+        """A backward begins; under accumulation the last one of a step counts, and after its end none does."""
+        if self._ended:
+            return
         self._steps[-1].backward = self._mark()
         self._steps[-1].ready = []
 
     def bucket(self, bucket: Any) -> None:
         """A ``GradBucket`` is ready."""
+        if self._ended:
+            return
         names = tuple(self._names[id(p)] for p in bucket.parameters())
         buffer = bucket.buffer()
         numel = buffer._values().numel() if buffer.is_sparse else buffer.numel()
@@ -121,6 +125,8 @@ class StepRecorder:
 
     def gradients(self) -> None:
         """The backward has ended."""
+        if self._ended:
+            return
         self._steps[-1].gradients = self._mark()
 
     def end(self) -> None:
@@ -131,10 +137,6 @@ class StepRecorder:
     def steps(self) -> int:
         """Steps that have ended."""
         return sum(step.end is not None for step in self._steps)
-
-    def clear(self) -> None:
-        """Forgets all steps."""
-        self._steps.clear()
 
     def profile(self, skip: int, ranks_per_host: int = 1, exchanging: bool = False) -> Profile:
         """The steps but the first ``skip``; of them those with the buckets of the last one (DDP rebuilds its buckets).
@@ -154,6 +156,11 @@ class StepRecorder:
             return Profile(buckets, times, self._device)
         cores = max(1.0, _usable_cores() / ranks_per_host)
         return Profile(buckets, times, self._device, cores, min(cores, float(torch.get_num_threads())))
+
+    @property
+    def _ended(self) -> bool:
+        """Of several optimizers' turns only the first is a step here."""
+        return self._steps[-1].end is not None
 
     def _mark(self) -> Any:
         if self._device.type != "cuda":

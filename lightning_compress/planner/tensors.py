@@ -137,9 +137,7 @@ def spare(
 
     coded = fewest(tensors, timeline, limit)
     rule = rule_for(tensors, coded)
-    said = (
-        f"Of {len(tensors)} large tensors {len(coded)} are compressed, the others travel in {_DENSE}." if rule else ""
-    )
+    said = f"Large tensors compressed: {len(coded)} of {len(tensors)}; the others travel in {_DENSE}." if rule else ""
     return Choice(choice.method, rule), said
 
 

@@ -98,8 +98,13 @@ def measure_training(
             runner.fit(model, datamodule=data)
         else:
             runner.fit(model, train_dataloaders=_loader(data, WARM_UP + steps))
+    except SystemExit:  # the newer Lightning's answer to Ctrl-C, which tells nobody why
+        if not runner.interrupted:
+            raise
     finally:
         model.load_state_dict(weights)
+    if runner.interrupted:
+        raise KeyboardInterrupt
     profile: Profile = recording.profile()
     return profile
 

@@ -16,7 +16,7 @@ from lightning_compress.planner import planning
 from lightning_compress.planner.costs import measure_costs
 from lightning_compress.planner.link import KINDS, measure_link
 from lightning_compress.planner.methods import Method, arguments_of
-from lightning_compress.planner.profile import Bucket, StepTimes
+from lightning_compress.planner.profile import Bucket, StepRecorder, StepTimes
 from lightning_compress.testing.simulation import SimulatedExchange
 from tests.planner.hand_made import profile
 from tests.ranks import run_ranks
@@ -129,6 +129,31 @@ def test_plan_of_a_batch_leaves_the_model_as_it_was() -> None:
     assert fp32.exposed == pytest.approx(sent * 8 / 1e6, rel=0.2)  # 1 Mb/s, hardly hidden
     assert quantize.nbytes < sent / 6
     assert found.link == "given: 1 Mb/s, 50 us, 4 ranks"
+
+
+def test_a_second_optimizers_turn_is_no_part_of_the_step() -> None:
+    class Ready:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def parameters(self) -> list[str]:
+            return [self.name]
+
+        def buffer(self) -> torch.Tensor:
+            return torch.zeros(3)
+
+    recorder = StepRecorder(torch.device("cpu"), {id("a"): "a", id("b"): "b"})
+    for _ in range(2):
+        recorder.begin()
+        for turn in "ab":
+            recorder.backward()
+            recorder.bucket(Ready(turn))
+            recorder.gradients()
+            if turn == "a":
+                recorder.end()
+    found = recorder.profile(0)
+    assert [bucket.names for bucket in found.buckets] == [("a",)]
+    assert all(min(step.before, step.backward, step.after) >= 0 for step in found.steps)
 
 
 def test_wrong_arguments_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

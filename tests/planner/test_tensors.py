@@ -130,7 +130,7 @@ def test_a_choice_spares_what_need_not_be_compressed(monkeypatch: pytest.MonkeyP
     # dense: 1..3, 3..13, 13..18
     choice, said = spare(whole, coded, network(), step, LINK, 9.5, *place)
     assert choice == Choice("quantize", DenseRule("bf16", 5000))
-    assert said == "Of 3 large tensors 1 are compressed, the others travel in bf16."
+    assert said == "Large tensors compressed: 1 of 3; the others travel in bf16."
     assert choice.mildness < whole.mildness
     assert Choice.restored(choice.state()) == choice
     assert spare(whole, coded, network(), step, LINK, 1.0, *place) == (whole, "")

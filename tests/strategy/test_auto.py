@@ -17,9 +17,10 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.strategies import StrategyRegistry
 
-from lightning_compress import AutoStrategy, Cast, Quantize
+from lightning_compress import AutoStrategy, Cast, DenseRule, Quantize
 from lightning_compress import auto as auto_module
 from lightning_compress.auto import CANDIDATES, CHOICE_KEY, candidates
+from lightning_compress.cli import CompressCLI
 from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.optim import CompressedAdam
 from lightning_compress.planner.link import GivenLink, Hop
@@ -92,6 +93,27 @@ def planned_bytes(strategy: AutoStrategy) -> int:
     return int(simulated.stats(dist.get_rank())["bytes_sent"])
 
 
+def lifecycle(checkpoint: str, slow: float) -> dict[str, Any]:
+    """Validate, fit half of the measuring, fit on, test another run's checkpoint, predict, fit another model."""
+    strategy = auto(slow, dict.fromkeys(CANDIDATES, 1.0), measure=4)
+    trainer = make_trainer(strategy, callbacks=[steps := Steps()], max_epochs=1)
+    model = Classifier(3)
+    trainer.validate(model, verbose=False)
+    found: dict[str, Any] = {"validated": strategy.pilot.state()}
+    trainer.fit(model)
+    found["half"] = strategy.pilot.state()
+    trainer.fit_loop.max_epochs = 5
+    trainer.fit(model)
+    found["fitted"] = strategy.pilot.state()
+    trainer.test(model, verbose=False, ckpt_path=checkpoint)
+    trainer.predict(model)
+    found["tested"] = strategy.pilot.state()
+    steps.seen.clear()
+    trainer.fit_loop.max_epochs = 6
+    trainer.fit(Classifier(2))
+    return {**found, "other model": strategy.pilot.state(), "parameters": content(trainer.model.parameters())}
+
+
 def fits(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     records: list[str] = []
@@ -125,6 +147,7 @@ def fits(folder: str) -> dict[str, Any]:
     trainer = make_trainer(resumed, callbacks=[steps := Steps()], max_epochs=2)
     trainer.fit(model := Classifier(12), ckpt_path=str(Path(folder) / "last.ckpt"))
     found["resumed"] = steps.seen, resumed.pilot.state(), content(model.parameters())
+    found["lifecycle"] = lifecycle(str(Path(folder) / "last.ckpt"), slow)
     found["resumed settings"] = repr((resumed.exchange.settings.compressor, resumed.exchange.settings.dense))
     return found
 
@@ -161,7 +184,7 @@ def test_tensors_that_need_not_be_compressed_stay_dense(found: Found) -> None:
     wins = found[0]["wins"]
     assert wins["state"]["dense"] == {"code": "bf16", "max_numel": 20_000, "patterns": ()}
     assert wins["steps"][-1][1] == found[0]["planned"]
-    assert "Of 3 large tensors 1 are compressed" in found[0]["log"]
+    assert "Large tensors compressed: 1 of 3" in found[0]["log"]
     assert f"tries {wins['state']['method']} of some tensors" in found[0]["log"]
     assert yaml.safe_load(wins["pin"])["trainer"]["strategy"]["init_args"] == {
         "compressor": wins["state"]["method"],
@@ -218,6 +241,18 @@ def test_a_resumed_run_goes_on_with_the_choice(found: Found) -> None:
     assert parameters == second["resumed"][2]
 
 
+def test_other_entry_points_and_more_fits(found: Found) -> None:
+    first, second = (one["lifecycle"] for one in found)
+    assert first == second
+    assert not first["validated"]["settled"]
+    assert not first["half"]["settled"]
+    assert first["fitted"]["settled"]
+    assert "was predicted to be better and was not" in first["fitted"]["reason"]
+    assert first["tested"] == first["fitted"]  # the checkpoint of another run was only tested
+    assert not first["other model"]["settled"]
+    assert first["other model"]["method"] == "bf16"
+
+
 def test_names_are_registered() -> None:
     names = StrategyRegistry.available_strategies()
     launchers = ("", "_spawn", "_fork", "_notebook")
@@ -249,6 +284,7 @@ def test_a_checkpoint_between_decision_and_switch_goes_on_with_the_memories_that
     in_force = {"method": "bf16", "dense": None}
     choice = {"method": "quantize", "dense": None, "reason": "wins", "settled": True, "in_force": in_force}
     monkeypatch.setattr(CompressionGlue, "load_checkpoint", lambda *_: {CHOICE_KEY: choice})
+    monkeypatch.setattr(CompressionGlue, "_fitting", True)
     strategy = AutoStrategy()
     strategy.load_checkpoint("any")
     assert repr(strategy.exchange.settings.compressor) == repr(Cast("bf16"))
@@ -316,6 +352,20 @@ def test_what_the_strategy_was_given_is_pinned_too() -> None:
     strategy = AutoStrategy(checkpoint_io=TorchCheckpointIO())
     assert strategy.pin().splitlines()[0] == "# add what YAML cannot say here: checkpoint_io"
     assert yaml.safe_load(strategy.pin())["trainer"]["strategy"] == "compressed_bf16"
+
+
+def test_the_pinned_yaml_loads(tmp_path: Path) -> None:
+    strategy = AutoStrategy(find_unused_parameters=True, timeout=timedelta(minutes=7))
+    rule = DenseRule("bf16", 5000, ("head.*", "layers.[[]0[]].weight"))
+    strategy._use(Choice("ternary", rule))
+    (tmp_path / "pinned.yaml").write_text(strategy.pin())
+    trained = ["--model", "pytorch_lightning.demos.boring_classes.BoringModel", "--trainer.accelerator", "cpu"]
+    loaded = CompressCLI(args=[*trained, "--config", str(tmp_path / "pinned.yaml")], run=False).trainer.strategy
+    assert repr(loaded.exchange.settings.compressor) == repr(strategy.exchange.settings.compressor)
+    found = loaded.exchange.settings.dense
+    assert (found.code, found.max_numel, tuple(found.patterns)) == (rule.code, rule.max_numel, rule.patterns)
+    assert loaded._ddp_kwargs["find_unused_parameters"]
+    assert loaded._timeout == timedelta(minutes=7)
 
 
 def test_wrong_arguments() -> None:
