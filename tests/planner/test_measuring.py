@@ -133,23 +133,24 @@ def test_plan_of_a_batch_leaves_the_model_as_it_was() -> None:
 
 def test_a_second_optimizers_turn_is_no_part_of_the_step() -> None:
     class Ready:
-        def __init__(self, name: str) -> None:
-            self.name = name
+        def __init__(self, parameter: torch.Tensor) -> None:
+            self.parameter = parameter
 
-        def parameters(self) -> list[str]:
-            return [self.name]
+        def parameters(self) -> list[torch.Tensor]:
+            return [self.parameter]
 
         def buffer(self) -> torch.Tensor:
-            return torch.zeros(3)
+            return self.parameter
 
-    recorder = StepRecorder(torch.device("cpu"), {id("a"): "a", id("b"): "b"})
+    first, second = torch.zeros(3), torch.zeros(3)
+    recorder = StepRecorder(torch.device("cpu"), {id(first): "a", id(second): "b"})
     for _ in range(2):
         recorder.begin()
-        for turn in "ab":
+        for turn in (first, second):
             recorder.backward()
             recorder.bucket(Ready(turn))
             recorder.gradients()
-            if turn == "a":
+            if turn is first:
                 recorder.end()
     found = recorder.profile(0)
     assert [bucket.names for bucket in found.buckets] == [("a",)]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lightning_compress.exchange.collectives import AllGather, AllReduce, AllToAll
+from lightning_compress.planner.costs import BucketCost, Message
 from lightning_compress.planner.link import GivenLink, MeasuredLink, Sample
 from lightning_compress.planner.methods import Method
 from lightning_compress.planner.predict import predict
@@ -106,6 +107,16 @@ class TestPrediction:
             9.0
         )
         assert predict(Method.named("quantize"), profile(step), costs, LINK).seconds == pytest.approx(8.0)
+
+    def test_links_inside_and_between_nodes_work_at_the_same_time(self) -> None:
+        step = StepTimes(0.0, 0.0, 0.0, (0.0, 0.0))
+        messages = Message(AllToAll, 2.0, "node"), Message(AllReduce, 3.0, "nodes"), Message(AllGather, 1.0, "node")
+        costs = [BucketCost(((0.0,),) * 4, messages)] * 2
+        method = Method.named("hierarchical_bf16")
+        # inside 0..2, between 2..5, inside 5..6; the other one inside 2..4, between 5..8, inside 8..9
+        assert predict(method, profile(step), costs, LINK).seconds == pytest.approx(9.0)
+        # one stream on CUDA: one bucket after the other
+        assert predict(method, profile(step, device="cuda"), costs, LINK).seconds == pytest.approx(12.0)
 
     def test_the_interval_is_that_of_the_measurements(self) -> None:
         steps = [StepTimes(before, 1.0, 0.0, (1.0,)) for before in (1.0, 2.0, 3.0, 4.0, 5.0)]
