@@ -112,53 +112,13 @@ class BlockCodec:
         if not len(self.table):
             return
         statistics = self._statistics(values, memory, status, weight, scale)
+        how = (values, memory, payload, status, weight, scale, salt, statistics)
         if self._gpu is not None:
-            _launch().encode(
-                self._gpu,
-                self.longest,
-                values=values,
-                weight=weight,
-                scale=scale,
-                state=memory.state,
-                read=memory.read if memory.compensate else None,
-                write=memory.write if memory.update else None,
-                payload=payload,
-                table=self.table,
-                status=status,
-                shared=None if statistics is None else statistics[self.table[:, col.PARAMETER]],
-                salt=salt,
-            )
-            return
-        if self._kernels is None:
-            wide = values.to(_real(values))
-            self._encode_reference(wide, memory, payload, status, weight, scale, salt, statistics)
-            return
-        kernels, (real, integer) = self._kernels, _NUMPY_TYPES[_real(values)]
-        p = np.empty(self.longest + 1, real)
-        shared = np.empty(0, np.float32) if statistics is None else statistics[self.table[:, col.PARAMETER]].numpy()
-        status_array = status.numpy()
-        job = EncodeJob(
-            values=_array(values),
-            weight=real(weight),
-            scale=real(scale),
-            unscale=real(1.0 / (weight * float(scale))),
-            state=memory.state.numpy(),
-            read=memory.read.numpy(),
-            write=memory.write.numpy(),
-            compensate=memory.compensate,
-            update=memory.update,
-            payload=payload.numpy(),
-            table=self.table.numpy(),
-            status=status_array,
-            marks=status_array.copy(),
-            salt=salt,
-            shared=shared,
-            p=p,
-            bits=p.view(integer),
-            mask=integer(np.iinfo(integer).max),
-        )
-        kernels.encode(job, *kernels.arguments)
-        np.copyto(status_array, job.marks)
+            self._encode_gpu(*how)
+        elif self._kernels is not None:
+            self._encode_cpu(*how)
+        else:
+            self._encode_reference(*how)
 
     def decode(
         self,
@@ -177,36 +137,13 @@ class BlockCodec:
         """
         if not len(self.table):
             return
+        how = (payload, out, status, stride, ranks, weight, salt)
         if self._gpu is not None:
-            _launch().decode(
-                self._gpu,
-                self.longest,
-                payload=payload,
-                stride=stride,
-                ranks=ranks,
-                out=out,
-                weight=weight,
-                table=self.table,
-                status=status,
-                salt=salt,
-            )
-            return
-        if self._kernels is None:
-            self._decode_reference(payload, out, status, stride, ranks, weight, salt)
-            return
-        real = _NUMPY_TYPES[_real(out)][0]
-        job = DecodeJob(
-            payload=payload.numpy(),
-            stride=stride,
-            ranks=ranks,
-            out=_array(out),
-            weight=real(weight),
-            table=self.table.numpy(),
-            status=status.numpy(),
-            salt=salt,
-            total=np.empty(self.longest, real),
-        )
-        self._kernels.decode(job, *self._kernels.arguments)
+            self._decode_gpu(*how)
+        elif self._kernels is not None:
+            self._decode_cpu(*how)
+        else:
+            self._decode_reference(*how)
 
     def _statistics(
         self, values: Tensor, memory: MemoryView, status: Tensor, weight: float, scale: float | Tensor
@@ -226,6 +163,110 @@ class BlockCodec:
                 status[parameter] = torch.where(unusable, col.NONFINITE, status[parameter])
         return statistics
 
+    def _encode_gpu(
+        self,
+        values: Tensor,
+        memory: MemoryView,
+        payload: Tensor,
+        status: Tensor,
+        weight: float,
+        scale: float | Tensor,
+        salt: int,
+        statistics: Tensor | None,
+    ) -> None:
+        _launch().encode(
+            self._gpu,
+            self.longest,
+            values=values,
+            weight=weight,
+            scale=scale,
+            state=memory.state,
+            read=memory.read if memory.compensate else None,
+            write=memory.write if memory.update else None,
+            payload=payload,
+            table=self.table,
+            status=status,
+            shared=self._of_blocks(statistics),
+            salt=salt,
+        )
+
+    def _decode_gpu(
+        self, payload: Tensor, out: Tensor, status: Tensor, stride: int, ranks: int, weight: float, salt: int
+    ) -> None:
+        _launch().decode(
+            self._gpu,
+            self.longest,
+            payload=payload,
+            stride=stride,
+            ranks=ranks,
+            out=out,
+            weight=weight,
+            table=self.table,
+            status=status,
+            salt=salt,
+        )
+
+    def _encode_cpu(
+        self,
+        values: Tensor,
+        memory: MemoryView,
+        payload: Tensor,
+        status: Tensor,
+        weight: float,
+        scale: float | Tensor,
+        salt: int,
+        statistics: Tensor | None,
+    ) -> None:
+        assert self._kernels is not None
+        real, integer = _NUMPY_TYPES[_real(values)]
+        p = np.empty(self.longest + 1, real)
+        shared = self._of_blocks(statistics)
+        status_array = status.numpy()
+        job = EncodeJob(
+            values=_array(values),
+            weight=real(weight),
+            scale=real(scale),
+            unscale=real(1.0 / (weight * float(scale))),
+            state=memory.state.numpy(),
+            read=memory.read.numpy(),
+            write=memory.write.numpy(),
+            compensate=memory.compensate,
+            update=memory.update,
+            payload=payload.numpy(),
+            table=self.table.numpy(),
+            status=status_array,
+            marks=status_array.copy(),
+            salt=salt,
+            shared=np.empty(0, np.float32) if shared is None else shared.numpy(),
+            p=p,
+            bits=p.view(integer),
+            mask=integer(np.iinfo(integer).max),
+        )
+        self._kernels.encode(job, *self._kernels.arguments)
+        np.copyto(status_array, job.marks)
+
+    def _decode_cpu(
+        self, payload: Tensor, out: Tensor, status: Tensor, stride: int, ranks: int, weight: float, salt: int
+    ) -> None:
+        assert self._kernels is not None
+        real = _NUMPY_TYPES[_real(out)][0]
+        job = DecodeJob(
+            payload=payload.numpy(),
+            stride=stride,
+            ranks=ranks,
+            out=_array(out),
+            weight=real(weight),
+            table=self.table.numpy(),
+            status=status.numpy(),
+            salt=salt,
+            total=np.empty(self.longest, real),
+        )
+        self._kernels.decode(job, *self._kernels.arguments)
+
+    def _of_blocks(self, statistics: Tensor | None) -> Tensor | None:
+        """What stands for each block's parameter."""
+        return None if statistics is None else statistics[self.table[:, col.PARAMETER]]
+
     def _encode_reference(
         self,
         values: Tensor,
@@ -237,6 +278,7 @@ class BlockCodec:
         salt: int,
         statistics: Tensor | None,
     ) -> None:
+        values = values.to(_real(values))
         present = status == col.PRESENT
         for group in self._groups:
             p = values[group.source]
