@@ -61,7 +61,8 @@ class AutoGlue(CompressionGlue):
     Args:
         recheck_every: Optimizer steps after a decision until the next look; 0: never.
         save_state: As in ``CompressedStrategy``, like the next.
-        verify_every: Holds for every method.
+        verify_every: Holds for every method, like the next.
+        compression_threads: As in ``CompressedStrategy``; predictions are made for one.
         kwargs: As in ``CompressedStrategy``: what ``DDPStrategy`` takes.
 
     Raises:
@@ -72,18 +73,24 @@ class AutoGlue(CompressionGlue):
     exchange: _ObservedExchange
 
     def __init__(
-        self, recheck_every: int = 5000, save_state: SaveMode = "exact", verify_every: int = 0, **kwargs: Any
+        self,
+        recheck_every: int = 5000,
+        save_state: SaveMode = "exact",
+        verify_every: int = 0,
+        compression_threads: int = 1,
+        **kwargs: Any,
     ) -> None:
         if given := sorted(kwargs.keys() & _CHOSEN):
             raise ValueError(
                 f"compressed_auto chooses {given[0]} itself: leave it out, or use CompressedStrategy({given[0]}=...)."
             )
-        super().__init__(**_START.arguments, save_state=save_state, verify_every=verify_every, **kwargs)
+        watched = {"verify_every": (verify_every, 0), "compression_threads": (compression_threads, 1)}
+        self._always = {name: value for name, (value, default) in watched.items() if value != default}
+        super().__init__(**_START.arguments, save_state=save_state, **self._always, **kwargs)
         self.pilot = Pilot(_START, recheck_every=recheck_every)
         self._in_force = _START  # until the next step begins, the pilot may have chosen another
         self._started = False
         self._fitted: Any = None
-        self._verify_every = verify_every
         self._given = {**kwargs, "save_state": save_state}
         self.exchange = _ObservedExchange(**self._arguments(_START))
         self._pending = False
@@ -241,8 +248,7 @@ class AutoGlue(CompressionGlue):
         self.exchange.choose(**self._arguments(choice))
 
     def _arguments(self, choice: Choice) -> dict[str, Any]:
-        watched = {"verify_every": self._verify_every} if self._verify_every else {}
-        return {**choice.arguments, **watched}
+        return {**choice.arguments, **self._always}
 
     def _names(self) -> dict[int, str]:
         assert isinstance(self.model, DistributedDataParallel)

@@ -91,6 +91,8 @@ class CompressionGlue(DDPStrategy):
             model is kept), or "none".
         verify_every: For debugging: compares a checksum of every parameter over all ranks at each n-th step and fails at
             once on all of them, naming the first parameter that differs; 0 for never.
+        compression_threads: Threads that encode or decode one bucket on the CPU; the numbers are the same for any count. 1
+            suits a process whose cores are busy with backward; more pay where cores are idle while the exchange is waited for.
         kwargs: Everything that ``DDPStrategy`` takes, except a communication hook of your own.
 
     Raises:
@@ -112,6 +114,7 @@ class CompressionGlue(DDPStrategy):
         schedule: DensityWarmup | None = None,
         save_state: SaveMode = "exact",
         verify_every: int = 0,
+        compression_threads: int = 1,
         **kwargs: Any,
     ) -> None:
         _check_ddp_arguments(kwargs)
@@ -120,7 +123,9 @@ class CompressionGlue(DDPStrategy):
         self._save_state = save_state
         self._gathered: _Gathered | None = None
         refuse_python_reducer()
-        self.exchange = GradientExchange(compressor, memory, exchange, dense, start_step, schedule, verify_every)
+        self.exchange = GradientExchange(
+            compressor, memory, exchange, dense, start_step, schedule, verify_every, compression_threads
+        )
         super().__init__(**kwargs)
 
     @classmethod

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_compress.compressors.base import Blocks, Compressor
+from lightning_compress.exchange.threads import ALONE, Threads
 from lightning_compress.kernels import table as col
 from lightning_compress.kernels.cpu.job import DecodeJob, EncodeJob
 from lightning_compress.kernels.gpu import LARGEST, GPUKernels
@@ -68,10 +69,16 @@ class BlockCodec:
         per_tensor: The table holds whole tensors, and a compressor without a block size takes one scale for each of
             them.
         use_reference: Forces the torch functions.
+        threads: Who works on the CPU; each thread has a range of blocks, so their number changes no bit.
     """
 
     def __init__(
-        self, compressor: Compressor, table: Tensor, per_tensor: bool = False, use_reference: bool = False
+        self,
+        compressor: Compressor,
+        table: Tensor,
+        per_tensor: bool = False,
+        use_reference: bool = False,
+        threads: Threads = ALONE,
     ) -> None:
         self.compressor = compressor
         self.table = table
@@ -79,6 +86,8 @@ class BlockCodec:
         self._gpu = None if use_reference else _gpu_kernels(compressor, table.device, self.longest)
         compiled = table.device.type == "cpu" and self._gpu is None and not use_reference
         self._kernels = compressor.cpu_kernels() if compiled else None
+        self._threads = threads
+        self._ranges = threads.ranges(table[:, col.LENGTH]) if self._kernels and len(table) else []
         self._groups = [] if self._kernels or self._gpu else list(_equal_blocks(table))
         scaled = type(compressor).statistic is not Compressor.statistic
         self._tensors = list(_whole_tensors(table)) if per_tensor and scaled and compressor.block_size is None else []
@@ -219,9 +228,8 @@ class BlockCodec:
     ) -> None:
         assert self._kernels is not None
         real, integer = _NUMPY_TYPES[_real(values)]
-        p = np.empty(self.longest + 1, real)
         shared = self._of_blocks(statistics)
-        status_array = status.numpy()
+        status_array, nothing = status.numpy(), np.empty(0, real)
         job = EncodeJob(
             values=_array(values),
             weight=real(weight),
@@ -235,15 +243,24 @@ class BlockCodec:
             payload=payload.numpy(),
             table=self.table.numpy(),
             status=status_array,
-            marks=status_array.copy(),
+            marks=status_array,
             salt=salt,
             shared=np.empty(0, np.float32) if shared is None else shared.numpy(),
-            p=p,
-            bits=p.view(integer),
+            p=nothing,
+            bits=nothing.view(integer),
             mask=integer(np.iinfo(integer).max),
         )
-        self._kernels.encode(job, *self._kernels.arguments)
-        np.copyto(status_array, job.marks)
+        jobs = [self._part_of(job, blocks) for blocks in self._ranges]
+        self._threads.run([partial(self._kernels.encode, part, *self._kernels.arguments) for part in jobs])
+        for part in jobs:
+            np.maximum(status_array, part.marks, out=status_array)
+
+    def _part_of(self, job: EncodeJob, blocks: slice) -> EncodeJob:
+        """A range of blocks, with scratch of its own."""
+        p = np.empty(self.longest + 1, job.p.dtype)
+        return job._replace(
+            table=job.table[blocks], shared=job.shared[blocks], marks=job.marks.copy(), p=p, bits=p.view(job.bits.dtype)
+        )
 
     def _decode_cpu(
         self, payload: Tensor, out: Tensor, status: Tensor, stride: int, ranks: int, weight: float, salt: int
@@ -259,9 +276,10 @@ class BlockCodec:
             table=self.table.numpy(),
             status=status.numpy(),
             salt=salt,
-            total=np.empty(self.longest, real),
+            total=np.empty(0, real),
         )
-        self._kernels.decode(job, *self._kernels.arguments)
+        jobs = [job._replace(table=job.table[blocks], total=np.empty(self.longest, real)) for blocks in self._ranges]
+        self._threads.run([partial(self._kernels.decode, part, *self._kernels.arguments) for part in jobs])
 
     def _of_blocks(self, statistics: Tensor | None) -> Tensor | None:
         """What stands for each block's parameter."""

@@ -57,6 +57,9 @@ class GradientExchange:
         verify_every: For debugging: compares a checksum of every parameter over all ranks at each n-th step and fails at
             once on all of them, naming the first parameter that differs; 0 for never. Costs a pass over the parameters
             and 8 bytes for each of them.
+        compression_threads: Threads that encode or decode one bucket on the CPU, each of them a range of its blocks: the
+            numbers are the same for any count. 1 suits a process whose cores are busy with backward (the stages of different
+            buckets run beside each other anyway); more pay where cores are idle while the exchange is waited for.
 
     Raises:
         ValueError: An argument is unknown or does not go with another.
@@ -71,6 +74,7 @@ class GradientExchange:
         start_step: int | None = None,
         schedule: DensityWarmup | None = None,
         verify_every: int = 0,
+        compression_threads: int = 1,
     ) -> None:
         self.choose(
             compressor=compressor,
@@ -80,6 +84,7 @@ class GradientExchange:
             start_step=start_step,
             schedule=schedule,
             verify_every=verify_every,
+            compression_threads=compression_threads,
         )
         self._stats = ExchangeStats()
         self._step = 0
@@ -374,6 +379,7 @@ def register_comm_hook(
     timeout: timedelta | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     verify_every: int = 0,
+    compression_threads: int = 1,
     steps_per_epoch: int | None = None,
     ranks_per_node: int | None = None,
 ) -> GradientExchange:
@@ -391,6 +397,7 @@ def register_comm_hook(
         timeout: How long a rank waits for the others; None: as long as ``ddp``'s own process group.
         optimizer: A ``CompressedAdam`` that brings settings along.
         verify_every: Steps from one comparison of the ranks' parameters to the next; 0 for none.
+        compression_threads: Threads that encode or decode one bucket on the CPU.
         steps_per_epoch: Optimizer steps of an epoch, for a schedule that counts epochs.
         ranks_per_node: For a hierarchical exchange; None: LOCAL_WORLD_SIZE, else ranks tell each other the name of their host.
 
@@ -398,5 +405,7 @@ def register_comm_hook(
         The exchange: ``stats()`` reads its figures, ``close()`` ends its threads.
     """
     optimizers = [] if optimizer is None else [optimizer]
-    made = GradientExchange(compressor, memory, exchange, dense, start_step, schedule, verify_every)
+    made = GradientExchange(
+        compressor, memory, exchange, dense, start_step, schedule, verify_every, compression_threads
+    )
     return made.attach(ddp, grad_scaler, timeout, steps_per_epoch, optimizers, ranks_per_node)

@@ -19,6 +19,7 @@ from lightning_compress.exchange.nonfinite import NonfiniteWatch
 from lightning_compress.exchange.plan import BlockPlan, ParameterSpec, cut, parameter_specs
 from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.exchange.stats import ExchangeStats
+from lightning_compress.exchange.threads import Threads
 from lightning_compress.exchange.topology import BucketJob, Steps, Topology, exchange_dense
 from lightning_compress.kernels.table import PRESENT
 from lightning_compress.memory.momentum import MomentumCorrection
@@ -65,6 +66,7 @@ class RankExchange:
         # once: two optimizers that take turns switch requires_grad off and on
         self._specs = parameter_specs(module, settings.dense, settings.compressor.keeps_zero)
         self._steps_per_epoch = steps_per_epoch
+        self._threads = Threads(settings.compression_threads)
         self._ratios: dict[float | None, float] = {}
         self._plans: dict[float | None, BlockPlan] = {}
         self._topologies: dict[tuple[float | None, tuple[str, ...]], Topology] = {}
@@ -89,6 +91,10 @@ class RankExchange:
     def passes_through(self) -> bool:
         """Whether gradients stay as they are: on a single rank, except that what is not a gradient is coded there too."""
         return self.world_size == 1 and not isinstance(self.settings.memory, (MomentumCorrection, SharedMomentum))
+
+    def close(self) -> None:
+        """Ends its threads; what is remembered stays."""
+        self._threads.close()
 
     def begin_step(self, step: int) -> None:
         """Before the first bucket of a step."""
@@ -212,7 +218,7 @@ class RankExchange:
     ) -> Topology:
         assert self.settings.topology is not None
         bucket = self._plan_at(density).bucket(names, worker_offset, owner_offset)
-        between = self.settings.topology(bucket, self._worker, self._workers, device)
+        between = self.settings.topology(bucket, self._worker, self._workers, device, self._threads)
         if not self.settings.hierarchical:
             return between
         shards = [{spec.name: spec for spec in shard} for shard in self._shards(self.settings)]

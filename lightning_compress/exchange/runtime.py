@@ -69,6 +69,11 @@ class Runtime:
         self._stats, self._scaler = stats, grad_scaler
         self.module, self._device = ddp.module, next(ddp.module.parameters()).device
         self.debts = list(debts)
+        if settings.compression_threads > 1 and self._device.type != "cpu":
+            raise ValueError(
+                f"compression_threads={settings.compression_threads} is for gradients on the CPU, and these are on "
+                f"{self._device}, which encodes and decodes itself: leave compression_threads out."
+            )
         rank, world_size = dist.get_rank(ddp.process_group), dist.get_world_size(ddp.process_group)
         if world_size > 1:
             _require_equal_settings(settings, ddp.module, ddp.process_group)
@@ -94,7 +99,7 @@ class Runtime:
         self._frozen = {name: p for name, p in self._frozen.items() if name not in ddp.parameters_to_ignore}
         self._participation = Participation(self.exchange.parameters.items())
         self.open, self.has_exchanged, self._weighed = True, False, False
-        self._closers: list[Callable[[], None]] = [self._participation.close]
+        self._closers: list[Callable[[], None]] = [self._participation.close, self.exchange.close]
         self._waiting: list[Exchange] = []
         self._pipeline: Pipeline | None = None
         self._verification: Verification | None = None
@@ -293,7 +298,7 @@ def _destroy(group: Any) -> None:
 
 def _require_equal_settings(settings: ExchangeSettings, module: torch.nn.Module, group: Any) -> None:
     """Ranks that plan differently would read each other's bytes wrongly: find out before the first step."""
-    mine = {field.name: repr(getattr(settings, field.name)) for field in dataclasses.fields(settings)}
+    mine = {field.name: repr(getattr(settings, field.name)) for field in dataclasses.fields(settings) if field.compare}
     mine["compressor"] += repr(sorted(vars(settings.compressor).items()))
     mine["parameters"] = repr([(n, tuple(p.shape), p.dtype) for n, p in module.named_parameters() if p.requires_grad])
     everyone: list[Any] = [None] * dist.get_world_size(group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
@@ -51,6 +51,7 @@ class ExchangeSettings:
         by_bytes: Whether ``topology`` is still to be chosen when the world size is known.
         verify_every: Exchanges from one comparison of the ranks' parameters to the next, 0 for none.
         hierarchical: Whether gradients are summed inside the node first.
+        compression_threads: Threads that encode or decode one bucket on the CPU; ranks may have different numbers.
     """
 
     compressor: Compressor
@@ -63,6 +64,7 @@ class ExchangeSettings:
     by_bytes: bool = False
     verify_every: int = 0
     hierarchical: bool = False
+    compression_threads: int = field(default=1, compare=False)
 
     @classmethod
     def make(
@@ -74,6 +76,7 @@ class ExchangeSettings:
         start_step: int = 0,
         schedule: DensityWarmup | None = None,
         verify_every: int = 0,
+        compression_threads: int = 1,
     ) -> ExchangeSettings:
         """Checks and completes a user's arguments (see ``GradientExchange``).
 
@@ -89,6 +92,11 @@ class ExchangeSettings:
             raise ValueError(
                 "verify_every is the number of steps from one comparison of the ranks' parameters to the next, 0 for none, "
                 f"got {verify_every!r}"
+            )
+        if not is_whole(compression_threads) or compression_threads < 1:
+            raise ValueError(
+                "compression_threads is the number of threads that encode or decode one bucket and must be 1 or more, got "
+                f"{compression_threads!r}; more than the cores of a process only cost time"
             )
         if schedule is not None and not isinstance(schedule, DensityWarmup):
             raise ValueError(f"schedule must be a DensityWarmup(...) or None, got {schedule!r}")
@@ -123,7 +131,19 @@ class ExchangeSettings:
         if topology is ReduceAll and mild.value_dtype != code.value_dtype:
             mild = _same_type(code, rule)
         by_bytes = exchange == "auto" and topology is TwoWay and isinstance(remembered, MomentumCorrection)
-        return cls(code, mild, rule, remembered, topology, start_step, schedule, by_bytes, verify_every, hierarchical)
+        return cls(
+            code,
+            mild,
+            rule,
+            remembered,
+            topology,
+            start_step,
+            schedule,
+            by_bytes,
+            verify_every,
+            hierarchical,
+            compression_threads,
+        )
 
     @property
     def stages(self) -> list[tuple[Level, ...]]:

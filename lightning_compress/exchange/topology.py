@@ -22,6 +22,7 @@ from lightning_compress.exchange.correction import Correction
 from lightning_compress.exchange.nonfinite import NonfiniteWatch
 from lightning_compress.exchange.plan import BucketPart, BucketPlan
 from lightning_compress.exchange.stats import ExchangeStats
+from lightning_compress.exchange.threads import ALONE, Threads
 from lightning_compress.kernels import pages
 from lightning_compress.kernels import table as col
 from lightning_compress.kernels.reference import hashing
@@ -79,6 +80,7 @@ class Topology(ABC):
         rank: This process.
         world_size: Number of processes among which payloads travel.
         device: Where the bucket is.
+        threads: Who encodes and decodes on the CPU.
     """
 
     name: ClassVar[str]
@@ -89,8 +91,10 @@ class Topology(ABC):
     whole_tensors: ClassVar[bool] = False
     """Whether a selecting compressor without a block size takes a whole tensor as one block."""
 
-    def __init__(self, plan: BucketPlan, rank: int, world_size: int, device: torch.device) -> None:
-        self.plan, self.rank, self.world_size, self.device = plan, rank, world_size, device
+    def __init__(
+        self, plan: BucketPlan, rank: int, world_size: int, device: torch.device, threads: Threads = ALONE
+    ) -> None:
+        self.plan, self.rank, self.world_size, self.device, self._threads = plan, rank, world_size, device, threads
 
     @staticmethod
     def owners(world_size: int) -> int:  # noqa: ARG004  # for those who have owners
@@ -118,7 +122,7 @@ class Topology(ABC):
 
     def _codec(self, part: BucketPart, **columns: Tensor) -> BlockCodec:
         """A codec for the part's blocks with some columns of the table replaced."""
-        return BlockCodec(part.compressor, self._table(part, **columns), per_tensor=True)
+        return BlockCodec(part.compressor, self._table(part, **columns), per_tensor=True, threads=self._threads)
 
     def _table(self, part: BucketPart, **columns: Tensor) -> Tensor:
         table = part.table.clone()
@@ -184,8 +188,10 @@ class ReduceAll(Topology):
     name = "all_reduce"
     collectives = 1
 
-    def __init__(self, plan: BucketPlan, rank: int, world_size: int, device: torch.device) -> None:
-        super().__init__(plan, rank, world_size, device)
+    def __init__(
+        self, plan: BucketPlan, rank: int, world_size: int, device: torch.device, threads: Threads = ALONE
+    ) -> None:
+        super().__init__(plan, rank, world_size, device, threads)
         self._dtype = plan.parts[0].compressor.value_dtype
         self._head = len(plan.names) * self._dtype.itemsize
         self._nbytes = plan.section_nbytes[0] - plan.header_nbytes + self._head
@@ -218,8 +224,10 @@ class GatherAll(Topology):
     collectives = 1
     whole_tensors = True
 
-    def __init__(self, plan: BucketPlan, rank: int, world_size: int, device: torch.device) -> None:
-        super().__init__(plan, rank, world_size, device)
+    def __init__(
+        self, plan: BucketPlan, rank: int, world_size: int, device: torch.device, threads: Threads = ALONE
+    ) -> None:
+        super().__init__(plan, rank, world_size, device, threads)
         self._codecs = [self._codec(part) for part in plan.parts]
 
     @override
@@ -253,8 +261,10 @@ class TwoWay(Topology):
     collectives = 2
     second_encoding = True
 
-    def __init__(self, plan: BucketPlan, rank: int, world_size: int, device: torch.device) -> None:
-        super().__init__(plan, rank, world_size, device)
+    def __init__(
+        self, plan: BucketPlan, rank: int, world_size: int, device: torch.device, threads: Threads = ALONE
+    ) -> None:
+        super().__init__(plan, rank, world_size, device, threads)
         sections = torch.tensor(plan.section_nbytes)
         first = sections.cumsum(0) - sections
         self._first: list[int] = first.tolist()
@@ -302,7 +312,7 @@ class TwoWay(Topology):
         place[rows] = first - first[counts.cumsum(0) - counts][number]
         table = self._table(part, source=place, state=part.owner_state)
         for blocks in rows.to(self.device).split(counts.tolist()):
-            yield BlockCodec(part.compressor, table[blocks])
+            yield BlockCodec(part.compressor, table[blocks], threads=self._threads)
 
     def _own(self, job: BucketJob, received: Tensor, answer: Tensor) -> None:
         """The owner's part: mean of the decoded codes plus residual, encoded again."""

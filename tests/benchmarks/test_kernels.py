@@ -13,6 +13,7 @@ import torch
 
 from benchmarks import kernels
 from lightning_compress.compressors import TopK, compressor_names, get_compressor
+from lightning_compress.exchange import threads
 
 SCRIPT = Path(kernels.__file__)
 KEYS = ["compressor", "op", "numel", "dtype", "device", "threads", "ms", "ratio_to_add"]
@@ -72,6 +73,17 @@ def test_share_of_copy_counts_every_byte_that_must_move() -> None:
     assert timing.share_of_copy == 0.5
 
 
+def test_threads_share_the_blocks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "LEAST", 1000)
+    ran = []
+    monkeypatch.setattr(threads.Threads, "run", lambda self, work: ran.append(len(work)) or [one() for one in work])
+    rows = rows_of(capsys, "--compressors", "quantize", "--threads", "3")
+    assert set(ran) == {3}
+    assert [row["threads"] for row in rows] == [3, 3]
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(1)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_device_rows_have_the_share_of_copy(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +109,7 @@ def test_biased_codes_run_with_error_feedback() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--threads", "2"], "use --threads 1"),
+        (["--threads", "0"], "--threads must be 1 or more"),
         (["--device", "cuda"], "torch finds no CUDA device here"),
         (["--numel", "0"], "--numel must be 1 or more"),
         (["--repeat", "0"], "--repeat must be 1 or more"),

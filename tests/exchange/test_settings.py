@@ -80,6 +80,10 @@ def test_an_error_names_argument_and_remedy(settings, names_and_remedy):
         (lambda: DensityWarmup(steps=True), ["steps", "True"]),
         (lambda: RandomK(unbiased="yes"), ["unbiased", "'yes'"]),
         (lambda: GradientExchange(verify_every=1.0), ["verify_every", "1.0", "0 for none"]),
+        (lambda: GradientExchange(compression_threads=0), ["compression_threads", "1 or more", "0"]),
+        (lambda: GradientExchange(compression_threads=2.0), ["compression_threads", "2.0"]),
+        (lambda: GradientExchange(compression_threads=True), ["compression_threads", "True"]),
+        (lambda: GradientExchange(compression_threads="auto"), ["compression_threads", "'auto'"]),
     ],
 )
 def test_wrong_types_are_named(make, names_and_remedy):

@@ -270,10 +270,11 @@ def test_one_rank_has_nothing_to_choose() -> None:
     dist.destroy_process_group()
 
 
-def test_verification_holds_for_every_method() -> None:
-    strategy = AutoStrategy(verify_every=3)
+def test_verification_and_threads_hold_for_every_method() -> None:
+    strategy = AutoStrategy(verify_every=3, compression_threads=2)
     assert strategy.exchange.settings.verify_every == 3
     strategy._use(Choice("quantize"))
+    assert strategy.exchange.settings.compression_threads == 2
     assert repr(strategy.exchange.settings.compressor) == repr(Quantize(4))
     assert strategy.exchange.settings.verify_every == 3
 

@@ -50,8 +50,9 @@ def test_what_cannot_be_honoured_is_refused_by_name(arguments: dict[str, Any], n
 
 
 def test_its_own_options_reach_the_exchange() -> None:
-    settings = CompressedStrategy("topk", start_step=3, verify_every=5).exchange.settings
+    settings = CompressedStrategy("topk", start_step=3, verify_every=5, compression_threads=2).exchange.settings
     assert (settings.compressor.name, settings.start_step, settings.verify_every) == ("topk", 3, 5)
+    assert settings.compression_threads == 2
 
 
 def test_all_of_ddps_options_are_taken() -> None:
