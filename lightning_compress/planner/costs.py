@@ -108,10 +108,10 @@ def _measure(exchange: MethodOnOneRank, bucket: Bucket, device: torch.device, ra
             return BucketCost(tuple(stages), tuple(messages))
         place, peers = nodes.position(collective.level, rank)
         messages.append(Message(type(collective), float(collective.wire_bytes(place, peers)[0]), collective.level))
-        _answer(collective, place, peers)
+        answer(collective, place, peers)
 
 
-def _answer(collective: Collective, place: int, peers: int) -> None:
+def answer(collective: Collective, place: int, peers: int) -> None:
     """What would have arrived if all peers had sent the same."""
     if isinstance(collective, AllGather):
         collective.receive.view(peers, -1).copy_(collective.send.expand(peers, -1))
