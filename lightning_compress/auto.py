@@ -85,7 +85,7 @@ class AutoGlue(CompressionGlue):
                 f"compressed_auto chooses {given[0]} itself: leave it out, or use CompressedStrategy({given[0]}=...)."
             )
         watched = {"verify_every": (verify_every, 0), "compression_threads": (compression_threads, 1)}
-        self._always = {name: value for name, (value, default) in watched.items() if value != default}
+        self._always: dict[str, Any] = {name: value for name, (value, default) in watched.items() if value != default}
         super().__init__(**_START.arguments, save_state=save_state, **self._always, **kwargs)
         self.pilot = Pilot(_START, recheck_every=recheck_every)
         self._in_force = _START  # until the next step begins, the pilot may have chosen another

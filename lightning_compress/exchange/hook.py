@@ -156,7 +156,7 @@ class GradientExchange:
         Raises:
             ValueError: As the constructor does.
         """
-        self._said = {name: value for name, value in arguments.items() if value != _UNSAID.get(name)}
+        self._said = {name: value for name, value in arguments.items() if not _is_unsaid(name, value)}
         self.settings = self._own_settings = ExchangeSettings.make(**self._said)
 
     def configure(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -346,6 +346,11 @@ _UNSAID = {
     if name != "self"
 }
 """Arguments that leave a choice open."""
+
+
+def _is_unsaid(name: str, value: Any) -> bool:
+    default = _UNSAID[name]
+    return type(value) is type(default) and value == default  # True is not the 1 that it equals
 
 
 def _given(**arguments: Any) -> dict[str, Any]:

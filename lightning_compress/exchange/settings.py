@@ -84,20 +84,7 @@ class ExchangeSettings:
             ValueError: An argument is unknown or does not go with another; the message names it and the remedy.
         """
         code = get_compressor(compressor)
-        if not is_whole(start_step) or start_step < 0:
-            raise ValueError(
-                f"start_step is the number of dense steps before compression and must be 0 or more, got {start_step!r}"
-            )
-        if not is_whole(verify_every) or verify_every < 0:
-            raise ValueError(
-                "verify_every is the number of steps from one comparison of the ranks' parameters to the next, 0 for none, "
-                f"got {verify_every!r}"
-            )
-        if not is_whole(compression_threads) or compression_threads < 1:
-            raise ValueError(
-                "compression_threads is the number of threads that encode or decode one bucket and must be 1 or more, got "
-                f"{compression_threads!r}; more than the cores of a process only cost time"
-            )
+        _check_counts(start_step, verify_every, compression_threads)
         if schedule is not None and not isinstance(schedule, DensityWarmup):
             raise ValueError(f"schedule must be a DensityWarmup(...) or None, got {schedule!r}")
         if schedule is not None:
@@ -190,6 +177,23 @@ class ExchangeSettings:
     def at_density(self, density: float) -> ExchangeSettings:
         """The settings of a warm-up stage."""
         return replace(self, compressor=self.compressor.with_ratio(density))
+
+
+def _check_counts(start_step: int, verify_every: int, compression_threads: int) -> None:
+    if not is_whole(start_step) or start_step < 0:
+        raise ValueError(
+            f"start_step is the number of dense steps before compression and must be 0 or more, got {start_step!r}"
+        )
+    if not is_whole(verify_every) or verify_every < 0:
+        raise ValueError(
+            "verify_every is the number of steps from one comparison of the ranks' parameters to the next, 0 for none, "
+            f"got {verify_every!r}"
+        )
+    if not is_whole(compression_threads) or compression_threads < 1:
+        raise ValueError(
+            "compression_threads is the number of threads that encode or decode one bucket and must be 1 or more, got "
+            f"{compression_threads!r}; more than the cores of a process only cost time"
+        )
 
 
 def _topology(compressor: Compressor, exchange: str) -> type[Topology] | None:

@@ -34,7 +34,7 @@ def stressed(cases: list[Case]) -> tuple[list[Outcome], list[Outcome]]:
     as_they_are = list(stress_rank.outcomes(cases))
     with pytest.MonkeyPatch.context() as patch:
         mean = SimulatedExchange.mean
-        patch.setattr(SimulatedExchange, "mean", lambda *args: {n: 1.1 * g for n, g in mean(*args).items()})
+        patch.setattr(SimulatedExchange, "mean", lambda *args: {n: 2.0 * g for n, g in mean(*args).items()})
         otherwise = list(stress_rank.outcomes(cases[:2]))
     return as_they_are, otherwise
 
