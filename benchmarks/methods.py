@@ -20,8 +20,9 @@ TORCH_METHODS = (REFERENCE, "fp32", "fp16", "bf16", "powersgd")
 SETTINGS: dict[str, dict[str, Any]] = {
     **{f"compressed{suffix}": arguments for suffix, arguments in PRESETS.items()},
     "compressed_topk_0.001": {"compressor": TopK(0.001)},
+    "compressed_dgc_0.001": {**PRESETS["_dgc"], "compressor": TopK(0.001)},
 }
-"""Arguments of ours by name: the presets, and ``register_comm_hook(ddp, compressor=TopK(0.001))``, the sparsest of CLAN's."""
+"""Arguments of ours by name: the presets, and the papers' sparsest (CLAN's: ``register_comm_hook(ddp, TopK(0.001))``)."""
 METHODS = (*TORCH_METHODS, *SETTINGS)
 _ONE_BUCKET_MB = 1 << 20
 SYNC_BUFFERS = next(

@@ -23,7 +23,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "_dithering": {"compressor": "dithering"},
     "_natural": {"compressor": "natural"},
     "_clan": {"compressor": "onebit", "memory": "error_feedback", "exchange": "two_way"},
-    "_dgc": {"compressor": TopK(0.001), "memory": MomentumCorrection(0.9), "schedule": DensityWarmup()},
+    "_dgc": {"compressor": TopK(0.01), "memory": MomentumCorrection(0.9), "schedule": DensityWarmup()},
 }
 """Arguments of ``CompressedStrategy`` by the suffix of the strategy's name; a compressor's name stands for its defaults.
 
