@@ -237,7 +237,7 @@ TASKS: dict[str, Task] = {
     task.name: task
     for task in (
         Images("resnet8_fashion_mnist", resnet8, {"sgd": 0.1}),
-        Images("vgg_fashion_mnist", SmallVGG, {"sgd": 0.03}),
+        Images("vgg_fashion_mnist", SmallVGG, {"sgd": 0.1, "dgc_0.01": 0.3}),  # by the table rates_vgg
         MaskedWords("tiny_bert_python_docs", python_docs, _BERT_RATES),
         *EMBEDDED,
     )
