@@ -19,10 +19,12 @@ REFERENCE = "noop"
 TORCH_METHODS = (REFERENCE, "fp32", "fp16", "bf16", "powersgd")
 SETTINGS: dict[str, dict[str, Any]] = {
     **{f"compressed{suffix}": arguments for suffix, arguments in PRESETS.items()},
+    "compressed_two_way": {"exchange": "two_way"},
     "compressed_topk_0.001": {"compressor": TopK(0.001)},
     "compressed_dgc_0.001": {**PRESETS["_dgc"], "compressor": TopK(0.001)},
 }
-"""Arguments of ours by name: the presets, and the papers' sparsest (CLAN's: ``register_comm_hook(ddp, TopK(0.001))``)."""
+"""Arguments of ours by name: the presets, how the default goes on more than two ranks, and the papers' sparsest (CLAN's:
+``register_comm_hook(ddp, TopK(0.001))``)."""
 METHODS = (*TORCH_METHODS, *SETTINGS)
 _ONE_BUCKET_MB = 1 << 20
 SYNC_BUFFERS = next(

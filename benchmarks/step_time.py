@@ -48,6 +48,13 @@ TIMED_OUT = 124
 """Exit status of hosts.sh when the time is up."""
 BASE_MEMORY = 2 * 2**30
 """Bytes of a host besides what grows with the model: interpreter, libraries, activations."""
+KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**32),
+    "MALLOC_TRIM_THRESHOLD_": str(2**34),
+    "MALLOC_TOP_PAD_": str(2**28),
+}
+"""For glibc, under every method: freed tensors stay in the process. Else every step asks the system for gigabytes of fresh
+pages, which on a virtual machine that gives free pages back to its host took 0.1 to 1 s of a step, at random."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,8 @@ def run(
         rank += ["--cores", str(args.cores), "--output", str(output), "--methods", *launch.methods]
         rank += ["--broadcast-buffers"] * args.broadcast_buffers
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(max(1, args.cores))}
+        threads = {"OMP_NUM_THREADS": str(max(1, args.cores))}
+        environment = {**os.environ, **KEEP_MEMORY, "PYTHONPATH": path, **threads}
         process = subprocess.Popen([*hosts, *rank], env=environment, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None

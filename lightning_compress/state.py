@@ -189,21 +189,10 @@ def restore(
         return
     exact = _check(state, nodes, rank)
     number, _ = nodes.position("nodes", rank)
-    lost = [
-        side for side in SIDES if any(float(abs(r).max()) for r in _tensors(state[side])) and not memories.holds(side)
-    ]
-    if lost and rank == 0:
-        warnings.warn(
-            f"The state holds what {' and '.join(lost)} memories owed to the model, and these settings have no such memory: "
-            "it is dropped. Resume with the settings that the state was saved with to keep it.",
-            stacklevel=2,
-        )
-    unknown = sorted({*state["worker"], *state["velocity"], *state["owner"]} - set(parameters))
-    if unknown and rank == 0:
-        warnings.warn(
-            f"Residuals of parameters that the model does not have or does not train are dropped: {', '.join(unknown)}.",
-            stacklevel=2,
-        )
+    # without owners every worker takes up what they owed: mean(worker + owner) is mean(worker) + owner
+    adopted = state["owner"] if memories.holds("worker") and not memories.holds("owner") else {}
+    if rank == 0:
+        _warn_of_losses(state, memories, parameters, adopted)
     for name, parameter in parameters.items():
         for side in PER_RANK:
             residuals = state[side].get(name)
@@ -211,11 +200,31 @@ def restore(
                 own = (
                     residuals[state["ranks"].index(rank)] if exact else torch.stack(residuals).mean(0) * _shards(state)
                 )
+                own = own + adopted[name] if side == "worker" and name in adopted else own
                 memories.write(side, name, parameter, _to_memory(own, parameter)[plan.held(name)])
         residual = state["owner"].get(name)
         if residual is not None and _fits(residual, parameter, name, rank) and not plan.compressor(name).unbiased:
             owned = _to_memory(residual, parameter)[plan.owned_elements(name, number)]
             memories.write("owner", name, parameter, owned)
+
+
+def _warn_of_losses(
+    state: Mapping[str, Any], memories: Memories, parameters: Parameters, adopted: Mapping[str, Tensor]
+) -> None:
+    owed = {side: [] if side == "owner" and adopted else _tensors(state[side]) for side in SIDES}
+    lost = [side for side in SIDES if any(float(abs(r).max()) for r in owed[side]) and not memories.holds(side)]
+    if lost:
+        warnings.warn(
+            f"The state holds what {' and '.join(lost)} memories owed to the model, and these settings have no such memory: "
+            "it is dropped. Resume with the settings that the state was saved with to keep it.",
+            stacklevel=3,
+        )
+    unknown = sorted({*state["worker"], *state["velocity"], *state["owner"]} - set(parameters))
+    if unknown:
+        warnings.warn(
+            f"Residuals of parameters that the model does not have or does not train are dropped: {', '.join(unknown)}.",
+            stacklevel=3,
+        )
 
 
 def _tensors(side: Mapping[str, Any]) -> list[Tensor]:

@@ -77,9 +77,10 @@ class CompressionGlue(DDPStrategy):
             ``CompressedAdam`` says, else "quantize" (4 bits), the gentle one.
         memory: "auto" (error feedback for biased compressors), "none", "error_feedback", or an ``ErrorFeedback`` or
             ``MomentumCorrection`` instance.
-        exchange: "auto" (all_reduce where payloads can be added, else two_way), "all_reduce", "all_gather", "two_way", or
-            "hierarchical" (dense inside a node, compressed between nodes, there as by "auto"; "hierarchical_all_reduce",
-            "hierarchical_all_gather" and "hierarchical_two_way" choose).
+        exchange: "auto" (all_reduce where payloads can be added, else two_way, and between two ranks all_gather, which sends
+            the same and encodes once), "all_reduce", "all_gather", "two_way", or "hierarchical" (dense inside a node,
+            compressed between nodes, there as by "auto"; "hierarchical_all_reduce", "hierarchical_all_gather" and
+            "hierarchical_two_way" choose).
         dense: How norms, biases and other small tensors travel: "auto", a code, a size in bytes, or a ``DenseRule``.
         start_step: Exchanges that are dense before compression begins; None: as a ``CompressedAdam`` says, else 0. An exchange
             is a backward whose gradients are synchronized: one per optimizer step, however many batches it accumulates, but

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,13 @@ Level = Literal["world", "node", "nodes"]
 """Among whom a collective runs: all ranks, those of one node, or those with the same place in every node."""
 
 
+class Work(Protocol):
+    """What has been issued, such as a ``dist.Work``."""
+
+    def wait(self) -> Any:
+        """Returns when it is done; raises what went wrong."""
+
+
 @dataclass(kw_only=True)
 class Collective(ABC):
     """One collective of one rank; ``start`` issues it on a process group and returns the work to wait for."""
@@ -27,7 +35,7 @@ class Collective(ABC):
     level: Level = "world"
 
     @abstractmethod
-    def start(self, group: dist.ProcessGroup) -> dist.Work:
+    def start(self, group: dist.ProcessGroup) -> Work:
         """Issues the collective without waiting."""
 
     @abstractmethod
@@ -42,7 +50,7 @@ class AllReduce(Collective):
     tensor: Tensor
 
     @override
-    def start(self, group: dist.ProcessGroup) -> dist.Work:
+    def start(self, group: dist.ProcessGroup) -> Work:
         return dist.all_reduce(self.tensor, group=group, async_op=True)
 
     @override
@@ -63,7 +71,11 @@ class AllGather(Collective):
     receive: Tensor
 
     @override
-    def start(self, group: dist.ProcessGroup) -> dist.Work:
+    def start(self, group: dist.ProcessGroup) -> Work:
+        if (
+            self.send.is_cpu and dist.get_world_size(group) == 2
+        ):  # with more ranks a ring sends one way and receives another
+            return Messages([self.send] * 2, _rows(self.receive, 2), group)
         return _all_gather_single(self.receive, self.send, group=group, async_op=True)  # type: ignore[return-value]
 
     @override
@@ -82,8 +94,10 @@ class AllToAll(Collective):
     """Elements of ``send`` for every rank."""
 
     @override
-    def start(self, group: dist.ProcessGroup) -> dist.Work:
+    def start(self, group: dist.ProcessGroup) -> Work:
         ranks = len(self.splits)
+        if self.send.is_cpu:
+            return Messages(self.send.split(self.splits), _rows(self.receive, ranks), group)
         return dist.all_to_all_single(  # type: ignore[return-value]  # async_op gives a Work
             self.receive, self.send, [self.receive.numel() // ranks] * ranks, self.splits, group=group, async_op=True
         )
@@ -93,6 +107,36 @@ class AllToAll(Collective):
         size = self.send.element_size()
         received = self.receive.numel() * (world_size - 1) // world_size
         return Fraction((self.send.numel() - self.splits[rank]) * size), Fraction(received * size)
+
+
+class Messages:
+    """One message to and one from every other rank; what a rank sends to itself is copied.
+
+    Gloo has one connection for both directions between two ranks, and tells over it what a rank is ready to receive. Its own
+    all-to-all sends first: the readiness then waits behind the message, and the other direction until that has arrived, at
+    half the speed of the link. Here receives come first.
+
+    Args:
+        sends: What each rank is sent.
+        receives: Where what each rank sends is put.
+        group: Whose ranks these are.
+    """
+
+    def __init__(self, sends: Sequence[Tensor], receives: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+        rank, ranks = dist.get_rank(group), len(sends)
+        others = [(rank + distance) % ranks for distance in range(1, ranks)]
+        self._works = [group.recv([receives[peer]], peer, 0) for peer in reversed(others) if receives[peer].numel()]
+        self._works += [group.send([sends[peer]], peer, 0) for peer in others if sends[peer].numel()]
+        receives[rank].copy_(sends[rank])
+
+    def wait(self) -> None:
+        """Returns when all have arrived and have been sent."""
+        while self._works:  # gloo counts: who waits twice for one message waits for another
+            self._works.pop(0).wait()
+
+
+def _rows(flat: Tensor, count: int) -> tuple[Tensor, ...]:
+    return flat.view(count, flat.numel() // count).unbind()
 
 
 def perform(collectives: list[Collective]) -> None:

@@ -44,8 +44,8 @@ class GradientExchange:
             "quantize" (4 bits).
         memory: "auto" (error feedback for biased compressors), "none", "error_feedback", or an ``ErrorFeedback`` or
             ``MomentumCorrection`` instance.
-        exchange: "auto" (all_reduce where payloads can be added, else two_way; under momentum correction whichever of
-            two_way and all_gather sends less), "all_reduce", "all_gather" (only for a few ranks: its traffic grows
+        exchange: "auto" (all_reduce where payloads can be added, else two_way, and between two ranks all_gather, which
+            sends the same and encodes once), "all_reduce", "all_gather" (only for a few ranks: its traffic grows
             with their number), "two_way", or "hierarchical": dense inside every node and compressed between the nodes, by
             all_reduce where payloads can be added and else by two_way; "hierarchical_all_gather" and the like choose it.
         dense: How norms, biases and other small tensors travel: "auto", a code, a size in bytes, or a ``DenseRule``.

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_compress.exchange.collectives import Collective, Level
+from lightning_compress.exchange.collectives import Collective, Level, Work
 from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.exchange.topology import Steps
 
@@ -47,7 +47,7 @@ class Exchange:
     future: torch.futures.Future[Tensor]
     label: str
     stats: ExchangeStats
-    work: dist.Work | None = None
+    work: Work | None = None
 
 
 class Pipeline(ABC):
@@ -73,7 +73,7 @@ class Pipeline(ABC):
     def close(self) -> None:
         """Ends the pipeline; no collective runs in here."""
 
-    def _issue(self, collective: Collective, stage: int, stats: ExchangeStats) -> dist.Work:
+    def _issue(self, collective: Collective, stage: int, stats: ExchangeStats) -> Work:
         group = self._groups[stage][collective.level]
         stats.count_wire(collective, dist.get_rank(group), dist.get_world_size(group))
         return collective.start(group)

@@ -117,7 +117,9 @@ class ExchangeSettings:
         mild = code if topology is None else rule.compressor(code, remembered is not None)
         if topology is ReduceAll and mild.value_dtype != code.value_dtype:
             mild = _same_type(code, rule)
-        by_bytes = exchange == "auto" and topology is TwoWay and isinstance(remembered, MomentumCorrection)
+        by_bytes = (
+            exchange in ("auto", "hierarchical") and topology is TwoWay and not isinstance(remembered, SharedMomentum)
+        )
         return cls(
             code,
             mild,
@@ -146,9 +148,9 @@ class ExchangeSettings:
         settings, world_size = self, nodes.world_size
         if self.hierarchical:
             settings, world_size = self._between(nodes), nodes.count
-        if self.by_bytes:
+        if self.by_bytes and settings.topology is not None:
             # at two ranks both send the same bytes, and all-gather needs no second encoding
-            settings = replace(self, topology=GatherAll if world_size <= 2 else TwoWay, by_bytes=False)
+            settings = replace(settings, topology=GatherAll if world_size <= 2 else TwoWay, by_bytes=False)
         if world_size > 1 and settings.topology is GatherAll and settings.wire_share(world_size) >= 1.0:
             warnings.warn(
                 f"exchange='all_gather' with {self.compressor!r} sends {settings.wire_share(world_size):.1f} times the "

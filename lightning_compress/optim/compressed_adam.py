@@ -86,7 +86,7 @@ class CompressedAdam(MomentOptimizer):
             "start_step": start_step,
             "schedule": schedule,
         }
-        self.exchange_arguments = {name: value for name, value in said.items() if value is not None}
+        self.exchange_arguments = {name: value for name, value in said.items() if value not in (None, "auto")}
         self.exchange_defaults: dict[str, Any] = {"compressor": "onebit", "start_step": freeze_step or 0}
         self._attached = self._receives_momenta = False
         self._names: dict[int, str] = {}

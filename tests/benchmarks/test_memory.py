@@ -42,7 +42,7 @@ def test_it_holds_on_more_ranks(arguments: dict[str, Any], world_size: int) -> N
 
 
 def test_under_a_loss_scaler_memories_exist_twice() -> None:
-    settings = make_exchange("compressed").settings
+    settings = ExchangeSettings.make(exchange="two_way")
     assert ratio(settings, loss_scaler=True) == pytest.approx(1.0, abs=0.1)
     once, twice = (memory.formula(model(), settings, 2, loss_scaler=scaler) for scaler in (False, True))
     assert twice["residuals"] == 2 * once["residuals"] == 2 * 4 * 1.5 * sum(p.numel() for p in model().parameters())

@@ -33,8 +33,8 @@ class Wire:
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         for module, name, note in (
             (dist, "all_reduce", self._all_reduce),
-            (dist, "all_to_all_single", self._all_to_all),
             (collectives, "_all_gather_single", self._all_gather),
+            (collectives, "Messages", self._messages),
         ):
             monkeypatch.setattr(module, name, self._noting(getattr(module, name), note))
 
@@ -56,12 +56,11 @@ class Wire:
         assert out.nbytes == self._ranks * own.nbytes
         return Fraction(out.nbytes - own.nbytes), Fraction(out.nbytes - own.nbytes)
 
-    def _all_to_all(self, out, own, out_splits, own_splits):
-        assert sum(own_splits) == own.numel()
-        assert sum(out_splits) == out.numel()
+    def _messages(self, sends, receives, _group):
+        assert len(sends) == len(receives) == self._ranks
         return tuple(
-            Fraction(sum(n for rank, n in enumerate(splits) if rank != self._rank) * tensor.element_size())
-            for tensor, splits in ((own, own_splits), (out, out_splits))
+            Fraction(sum(part.nbytes for rank, part in enumerate(parts) if rank != self._rank))
+            for parts in (sends, receives)
         )
 
 

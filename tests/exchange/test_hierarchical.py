@@ -78,8 +78,8 @@ def test_single_blocks_go_round_among_the_shards() -> None:
 @pytest.mark.parametrize(
     ("settings", "inner"),
     [
-        ({"compressor": Quantize(4), "exchange": "hierarchical"}, "two_way"),
-        ({"compressor": OneBit(), "exchange": "hierarchical"}, "two_way"),
+        ({"compressor": Quantize(4), "exchange": "hierarchical_two_way"}, "two_way"),
+        ({"compressor": OneBit(), "exchange": "hierarchical"}, "all_gather"),  # of two nodes
         ({"compressor": TopK(0.05), "exchange": "hierarchical_two_way"}, "two_way"),
         ({"compressor": Quantize(4), "exchange": "hierarchical_all_gather"}, "all_gather"),
         ({"compressor": "bf16", "exchange": "hierarchical"}, "all_reduce"),
@@ -134,7 +134,7 @@ def test_sums_are_rounded_once_in_every_format(dtype: torch.dtype, tolerance: fl
 def test_a_parameter_takes_part_in_a_node_if_it_does_on_one_of_its_ranks() -> None:
     model = make_model()
     exchange = SimulatedExchange(model, 4, Quantize(4), exchange="hierarchical", ranks_per_node=2)
-    flat = SimulatedExchange(model, 2, Quantize(4), exchange="two_way")
+    flat = SimulatedExchange(model, 2, Quantize(4))
     for step in range(3):
         gradients = random_gradients(model, 4, step)
         zeros = {name: torch.zeros_like(g) for name, g in gradients[0].items()}

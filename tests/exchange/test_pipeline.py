@@ -119,7 +119,8 @@ def threads_of(settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "collectives"), [({}, 2), ({"compressor": "bf16"}, 1), ({"compressor": "none"}, 1)]
+    ("settings", "collectives"),
+    [({}, 1), ({"exchange": "two_way"}, 2), ({"compressor": "bf16"}, 1), ({"compressor": "none"}, 1)],
 )
 def test_close_ends_threads_and_process_groups(settings, collectives):
     # one group for each collective of a bucket, one thread more

@@ -63,7 +63,7 @@ def trained(mode: str, folder: str) -> dict[str, Any]:
     """Unbroken, and resumed in the middle of an epoch, after the momenta have begun."""
     path = f"{folder}/{mode}.ckpt"
     unbroken = Trained(**MODES[mode])
-    trainer = make_trainer("compressed", max_steps=STEPS, callbacks=[Save(path)])
+    trainer = make_trainer("compressed_clan", max_steps=STEPS, callbacks=[Save(path)])
     trainer.fit(unbroken)
     resumed = Trained(**MODES[mode])
     make_trainer("compressed_clan", max_steps=STEPS).fit(resumed, ckpt_path=path)
@@ -116,7 +116,7 @@ def on_a_rank(folder: str) -> dict[str, Any]:
 def simulated(mode: str) -> list[Tensor]:
     module = Trained(**MODES[mode])
     optimizer = module.configure_optimizers()
-    exchange = SimulatedExchange(module, 2, optimizer=optimizer)
+    exchange = SimulatedExchange(module, 2, exchange="two_way", optimizer=optimizer)
     simulate(module, optimizer, lambda m, batch: loss_of(m.model, batch), make_batches(2, STEPS), exchange)
     return parameters_of(module)
 
