@@ -141,7 +141,9 @@ TABLES: dict[str, Table] = {
         ("dense", "ternary", "centered_0.06", "centered_0.03_dense_0.1", "dgc_0.01", "control"), "ResNet-8", RESNET
     ),
     "finalists_vgg": _finalists(
-        ("dense", "ternary", "centered_0.06", "centered_0.01_dense_0.1", "dgc_0.01", "control"), "The small VGG", VGG
+        ("dense", "quantize_4", "quantize_2", "centered_0.06", "centered_0.03_dense_0.1", "control"),
+        "The small VGG",
+        VGG,
     ),
     "finalists_lans": _finalists(
         ("lans_dense", "clan_ternary", "clan_centered_0.06", "clan_quantize_4", "clan_control"),
