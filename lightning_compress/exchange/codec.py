@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_compress.compressors.base import Blocks, Compressor
 from lightning_compress.exchange.threads import ALONE, Threads
 from lightning_compress.kernels import table as col
-from lightning_compress.kernels.cpu.job import DecodeJob, EncodeJob
+from lightning_compress.kernels.cpu.job import DecodeJob, EncodeJob, scratch_words
 from lightning_compress.kernels.gpu import LARGEST, GPUKernels
 from lightning_compress.kernels.reference.bits import to_float32
 from lightning_compress.memory.store import StoreView
@@ -249,6 +249,7 @@ class BlockCodec:
             p=nothing,
             bits=nothing.view(integer),
             mask=integer(np.iinfo(integer).max),
+            scratch=np.empty(0, np.uint64),
         )
         jobs = [self._part_of(job, blocks) for blocks in self._ranges]
         self._threads.run([partial(self._kernels.encode, part, *self._kernels.arguments) for part in jobs])
@@ -259,8 +260,16 @@ class BlockCodec:
         """A range of blocks, with scratch of its own."""
         p = np.empty(self.longest + 1, job.p.dtype)
         return job._replace(
-            table=job.table[blocks], shared=job.shared[blocks], marks=job.marks.copy(), p=p, bits=p.view(job.bits.dtype)
+            table=job.table[blocks],
+            shared=job.shared[blocks],
+            marks=job.marks.copy(),
+            p=p,
+            bits=p.view(job.bits.dtype),
+            scratch=self._scratch(),
         )
+
+    def _scratch(self) -> np.ndarray[Any, Any]:
+        return np.empty(scratch_words(self.longest), np.uint64)
 
     def _decode_cpu(
         self, payload: Tensor, out: Tensor, status: Tensor, stride: int, ranks: int, weight: float, salt: int
@@ -277,8 +286,12 @@ class BlockCodec:
             status=status.numpy(),
             salt=salt,
             total=np.empty(0, real),
+            scratch=np.empty(0, np.uint64),
         )
-        jobs = [job._replace(table=job.table[blocks], total=np.empty(self.longest, real)) for blocks in self._ranges]
+        jobs = [
+            job._replace(table=job.table[blocks], total=np.empty(self.longest, real), scratch=self._scratch())
+            for blocks in self._ranges
+        ]
         self._threads.run([partial(self._kernels.decode, part, *self._kernels.arguments) for part in jobs])
 
     def _of_blocks(self, statistics: Tensor | None) -> Tensor | None:

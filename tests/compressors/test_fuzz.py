@@ -16,7 +16,7 @@ import torch
 from lightning_compress.compressors.base import Compressor, CPUKernels
 from lightning_compress.exchange.codec import BlockCodec
 from lightning_compress.kernels import table as col
-from lightning_compress.kernels.cpu.job import DecodeJob
+from lightning_compress.kernels.cpu.job import DecodeJob, scratch_words
 from tests.compressors.test_conformance import FAMILIES
 
 MARGIN = 1 << 16
@@ -29,12 +29,13 @@ class Guarded:
     """An array in the middle of a larger one that holds canaries."""
 
     def __init__(self, size: int, dtype: Any) -> None:
-        self.whole = np.full(size + 2 * MARGIN, CANARY, dtype)
+        self.canary = np.dtype(dtype).type(CANARY)
+        self.whole = np.full(size + 2 * MARGIN, self.canary)
         self.inner = self.whole[MARGIN : MARGIN + size]
 
     def intact(self) -> bool:
         size = len(self.inner)
-        return bool((self.whole[:MARGIN] == CANARY).all() and (self.whole[MARGIN + size :] == CANARY).all())
+        return bool((self.whole[:MARGIN] == self.canary).all() and (self.whole[MARGIN + size :] == self.canary).all())
 
 
 def one_block(compressor: Compressor, length: int, row: int) -> tuple[torch.Tensor, int]:
@@ -57,14 +58,18 @@ def decode(kernels: CPUKernels, table: torch.Tensor, payload: np.ndarray, stride
     """Runs a decode kernel in guarded memory; returns what it decodes."""
     length = int(table[0, col.LENGTH])
     out, total, code = Guarded(length, dtype), Guarded(length, dtype), Guarded(len(payload), np.uint8)
+    scratch = Guarded(scratch_words(length), np.uint64)
     code.whole[:] = np.random.default_rng(1).integers(0, 256, len(code.whole))  # a neighbour's code
     code.inner[:] = payload
     before = code.whole.copy()
     status = np.full(1, col.PRESENT, np.uint8)
-    job = DecodeJob(code.inner, stride, RANKS, out.inner, dtype(0.5), table.numpy(), status, salt=99, total=total.inner)
+    job = DecodeJob(
+        code.inner, stride, RANKS, out.inner, dtype(0.5), table.numpy(), status, 99, total.inner, scratch.inner
+    )
     kernels.decode(job, *kernels.arguments)
     assert out.intact(), "decode writes outside the bucket"
     assert total.intact(), "decode writes outside its scratch memory"
+    assert scratch.intact(), "decode writes outside its scratch memory"
     assert np.array_equal(code.whole, before), "decode writes to the payload"
     assert status[0] == col.PRESENT
     return out.inner.copy()

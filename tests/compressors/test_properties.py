@@ -63,7 +63,8 @@ def test_compiled_packing_is_the_reference_at_any_offset(count, width, offset, s
     codes = raw & (2**width - 1)
     expected = bits.pack(torch.from_numpy(codes.astype(np.int64)).unsqueeze(0), width)[0].numpy()
     payload = np.zeros(offset + len(expected) + 9, np.uint8)
-    scratch = cpu_bits.code_scratch(count)
+    word = np.zeros(count // 8 + 1, np.uint64)
+    scratch = cpu_bits.Codes(word.view(np.uint8), word)
     scratch.byte[:count] = raw
     cpu_bits.pack_block(scratch, count, width, payload, offset)
     np.testing.assert_array_equal(payload[offset : offset + len(expected)], expected)

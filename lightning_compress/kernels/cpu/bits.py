@@ -22,7 +22,7 @@ BYTES = np.uint64(0x0101010101010101)
 
 
 class Codes(NamedTuple):
-    """Scratch for the codes of one block, one byte each, 8-byte aligned with a word to spare."""
+    """Scratch for the codes of one block, one byte each, 8-byte aligned with words to spare."""
 
     byte: npt.NDArray[np.uint8]
     word: npt.NDArray[np.uint64]
@@ -30,10 +30,9 @@ class Codes(NamedTuple):
 
 
 @njit()
-def code_scratch(longest):
-    """Zeroed scratch for blocks of up to ``longest`` codes."""
-    word = np.zeros(longest // 8 + 1, np.uint64)
-    return Codes(word.view(np.uint8), word)
+def code_scratch(scratch):
+    """The codes that lie in a uint64 array."""
+    return Codes(scratch.view(np.uint8), scratch)
 
 
 def _load_word(typingctx, array, offset):

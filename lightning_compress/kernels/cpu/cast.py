@@ -40,7 +40,7 @@ def copy_bytes(source, source_at, target, target_at, n):
 
 @njit()
 def encode_fp16(job):
-    codes = np.empty(job.p.shape[0], np.uint16)
+    codes = job.scratch.view(np.uint16)
     code_bytes, p, limit = codes.view(np.uint8), job.p, job.p.dtype.type(FP16_MAX)
     for b in range(job.table.shape[0]):
         if load(job, b) < 0:
@@ -55,7 +55,7 @@ def encode_fp16(job):
 
 @njit()
 def decode_fp16(job):
-    codes = np.empty(job.total.shape[0], np.uint16)
+    codes = job.scratch.view(np.uint16)
     code_bytes, total = codes.view(np.uint8), job.total
     for b in range(job.table.shape[0]):
         if not wants(job, b):
@@ -70,7 +70,7 @@ def decode_fp16(job):
 
 @njit()
 def encode_bf16(job):
-    codes = np.empty(job.p.shape[0], np.uint16)
+    codes = job.scratch.view(np.uint16)
     code_bytes, p, limit = codes.view(np.uint8), job.p, job.p.dtype.type(BF16_MAX)
     for b in range(job.table.shape[0]):
         if load(job, b) < 0:
@@ -85,7 +85,7 @@ def encode_bf16(job):
 
 @njit()
 def decode_bf16(job):
-    codes = np.empty(job.total.shape[0], np.uint16)
+    codes = job.scratch.view(np.uint16)
     code_bytes, total = codes.view(np.uint8), job.total
     for b in range(job.table.shape[0]):
         if not wants(job, b):
@@ -100,7 +100,7 @@ def decode_bf16(job):
 
 @njit()
 def encode_fp32(job):
-    codes = np.empty(job.p.shape[0], np.float32)
+    codes = job.scratch.view(np.float32)
     code_bytes, p, limit = codes.view(np.uint8), job.p, job.p.dtype.type(FLOAT32_MAX)
     for b in range(job.table.shape[0]):
         if load(job, b) < 0:
@@ -115,7 +115,7 @@ def encode_fp32(job):
 
 @njit()
 def decode_fp32(job):
-    codes = np.empty(job.total.shape[0], np.float32)
+    codes = job.scratch.view(np.float32)
     code_bytes, total = codes.view(np.uint8), job.total
     for b in range(job.table.shape[0]):
         if not wants(job, b):
@@ -130,7 +130,7 @@ def decode_fp32(job):
 
 @njit()
 def encode_fp8(job):
-    codes = np.empty(job.p.shape[0], np.uint8)
+    codes = job.scratch.view(np.uint8)
     p, limit = job.p, job.p.dtype.type(FP8_MAX)
     for b in range(job.table.shape[0]):
         peak = load(job, b)

@@ -16,7 +16,7 @@ from lightning_compress.kernels.table import LENGTH, PAYLOAD
 @njit()
 def encode(job, ratio):
     table, p, bits = job.table, job.p, job.bits
-    selection = selection_scratch(bits)
+    selection = selection_scratch(job)
     last = bits.shape[0] - 1
     for b in range(table.shape[0]):
         peak = load(job, b)

@@ -18,7 +18,7 @@ from lightning_compress.kernels.table import KEY, LENGTH, PAYLOAD, START
 def encode(job, bits, l2):
     table, payload, p = job.table, job.payload, job.p
     levels = np.float32((1 << (bits - 1)) - 1)
-    codes = code_scratch(p.shape[0])
+    codes = code_scratch(job.scratch)
     for b in range(table.shape[0]):
         peak = load(job, b)
         if peak < 0:

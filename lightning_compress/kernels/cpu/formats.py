@@ -99,6 +99,18 @@ def narrow(value: Any, array: Any) -> Any:
     raise NotImplementedError
 
 
+def magnitude(value: Any) -> Any:
+    """|value| as a signed integer of its width: ordered like the numbers, inf and NaN on top. In kernels only."""
+    raise NotImplementedError
+
+
+@overload(magnitude)
+def _magnitude(value):
+    if value == types.float64:
+        return lambda value: np.int64(np.float64(value).view(np.int64) & np.int64(0x7FFFFFFFFFFFFFFF))
+    return lambda value: np.int32(np.float32(value).view(np.int32) & np.int32(0x7FFFFFFF))
+
+
 # numba knows no bfloat16, and on the CPU no float16: the integer type of the same width says which one it is
 @overload(widen)
 def _widen(number):

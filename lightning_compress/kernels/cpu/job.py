@@ -2,6 +2,9 @@
 
 A block is loaded into a scratch array that stays in the cache (gradient and residual are read once), coded there, and what
 coding left out is written back to the memory: one pass over the large arrays whatever the compressor does in between.
+
+While a block is coded the memory would idle, since the hardware does not foresee the next block. So its first lines are asked
+for beforehand (``prefetch``): coding then runs beside the transfer instead of after it.
 """
 
 from __future__ import annotations
@@ -12,11 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_compress.kernels.cpu.compiling import njit
-from lightning_compress.kernels.cpu.formats import narrow, widen
+from lightning_compress.kernels.cpu.formats import magnitude, narrow, widen
+from lightning_compress.kernels.cpu.prefetch import prefetch_read, prefetch_write
 from lightning_compress.kernels.table import ABSENT, LENGTH, NONFINITE, PARAMETER, PRESENT, SOURCE, STATE
 
 Array = npt.NDArray[np.generic]
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+AHEAD = 256
+"""Elements of the next block that are asked for in one go: more would wait for one another."""
+BEHIND = 4096
+"""Elements of a block whose place is asked for before they are decoded: the nearest cache holds no more."""
 
 
 class EncodeJob(NamedTuple):
@@ -58,6 +66,8 @@ class EncodeJob(NamedTuple):
     """The same memory as signed integers of T's width."""
     mask: np.signedinteger
     """All bits of such an integer but the sign."""
+    scratch: Array
+    """uint64 [scratch_words(longest)]: what the kernel likes."""
 
 
 class DecodeJob(NamedTuple):
@@ -76,6 +86,13 @@ class DecodeJob(NamedTuple):
     salt: int
     total: Array
     """T [longest]: scratch of the sum."""
+    scratch: Array
+    """uint64 [scratch_words(longest)]: what the kernel likes."""
+
+
+def scratch_words(longest: int) -> int:
+    """Length of a job's ``scratch`` for blocks of up to ``longest`` elements: a selection in float64 takes most."""
+    return 2 * longest + 32
 
 
 @njit(inline="always")
@@ -88,15 +105,23 @@ def load(job, b):
     # locals and slices, here and below: only of such loops does LLVM make vector code
     n, p, weight, scale = row[LENGTH], job.p, job.weight, job.scale
     values = job.values[row[SOURCE] : row[SOURCE] + n]
+    top = job.bits.dtype.type(0)  # as integers, magnitudes are ordered like the numbers, inf and NaN on top
     if job.compensate:
         at = row[STATE] + job.read[parameter]
         state = job.state[at : at + n]
         for i in range(n):
-            p[i] = weight * (widen(values[i]) + scale * state[i])
+            x = weight * (widen(values[i]) + scale * state[i])
+            p[i] = x
+            top = max(top, magnitude(x))
     else:
         for i in range(n):
-            p[i] = weight * widen(values[i])
-    peak = magnitude(p, job.bits, job.mask, n)
+            x = weight * widen(values[i])
+            p[i] = x
+            top = max(top, magnitude(x))
+    ahead(job, b, 0)
+    last = job.bits.shape[0] - 1
+    job.bits[last] = top
+    peak = p[last]
     if not peak < np.inf:
         job.marks[parameter] = NONFINITE
         return job.weight * 0 - 1
@@ -104,19 +129,22 @@ def load(job, b):
 
 
 @njit()
-def magnitude(p, bits, mask, n):
-    """Largest |p|. As integers, magnitudes are ordered like the numbers, inf and NaN on top, and the loop is vector code."""
-    top = bits[0] & mask
-    for i in range(1, n):
-        top = max(top, bits[i] & mask)
-    last = bits.shape[0] - 1
-    bits[last] = top
-    return p[last]
+def ahead(job, b, part):
+    """Asks for elements ``part * AHEAD`` to ``(part + 1) * AHEAD`` of the block after b."""
+    if b + 1 == job.table.shape[0]:
+        return
+    row = job.table[b + 1]
+    first, end = part * AHEAD, min(row[LENGTH], (part + 1) * AHEAD)
+    prefetch_read(job.values, row[SOURCE] + first, row[SOURCE] + end)
+    if job.compensate:
+        at = row[STATE] + job.read[row[PARAMETER]]
+        prefetch_read(job.state, at + first, at + end)
 
 
 @njit(inline="always")
 def store(job, b):
     """Writes what ``job.p`` now holds (p - decoded) to the memory, in unscaled units."""
+    ahead(job, b, 1)
     if job.update:
         row = job.table[b]
         n, p, unscale = row[LENGTH], job.p, job.unscale
@@ -137,6 +165,7 @@ def wants(job, b):
         for i in range(row[SOURCE], row[SOURCE] + row[LENGTH]):
             job.out[i] = narrow(np.float32(np.nan), job.out)
         return False
+    prefetch_write(job.out, row[SOURCE], row[SOURCE] + min(row[LENGTH], BEHIND))
     total = job.total
     for i in range(row[LENGTH]):
         total[i] = 0

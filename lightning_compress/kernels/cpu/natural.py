@@ -19,7 +19,7 @@ BIAS = 127
 @njit()
 def encode(job, bits, l2):
     table, payload, p = job.table, job.payload, job.p
-    codes = code_scratch(p.shape[0])
+    codes = code_scratch(job.scratch)
     for b in range(table.shape[0]):
         peak = load(job, b)
         if peak < 0:
@@ -61,7 +61,7 @@ def level(index, offset):
 @njit()
 def decode(job, bits, l2):
     table, payload, total = job.table, job.payload, job.total
-    codes = code_scratch(total.shape[0])
+    codes = code_scratch(job.scratch)
     for b in range(table.shape[0]):
         if not wants(job, b):
             continue

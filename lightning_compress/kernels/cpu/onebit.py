@@ -14,7 +14,7 @@ from lightning_compress.kernels.table import LENGTH, PAYLOAD, ROW, START
 @njit()
 def encode(job):
     table, shared, payload, p = job.table, job.shared, job.payload, job.p
-    signs = code_scratch(p.shape[0])
+    signs = code_scratch(job.scratch)
     for b in range(table.shape[0]):
         if load(job, b) < 0:
             continue
@@ -90,7 +90,7 @@ def take_signs(p, signs, n, mean):
 @njit()
 def decode(job):
     table, payload, total = job.table, job.payload, job.total
-    signs = code_scratch(total.shape[0])
+    signs = code_scratch(job.scratch)
     for b in range(table.shape[0]):
         if not wants(job, b):
             continue

@@ -16,7 +16,7 @@ from lightning_compress.kernels.table import LENGTH, PAYLOAD
 def encode(job, bits):
     table, shared, payload, p = job.table, job.shared, job.payload, job.p
     levels = np.float32((1 << (bits - 1)) - 1)
-    codes = code_scratch(p.shape[0])
+    codes = code_scratch(job.scratch)
     for b in range(table.shape[0]):
         peak = load(job, b)
         if peak < 0:
@@ -46,7 +46,7 @@ def round_block(p, codes, n, step, inverse, levels):
 @njit()
 def decode(job, bits):
     table, payload, total = job.table, job.payload, job.total
-    codes = code_scratch(total.shape[0])
+    codes = code_scratch(job.scratch)
     for b in range(table.shape[0]):
         if not wants(job, b):
             continue

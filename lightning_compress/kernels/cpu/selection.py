@@ -45,14 +45,16 @@ def kept(n, ratio):
 
 
 @njit()
-def selection_scratch(bits):
-    """Scratch for blocks that fit in ``job.bits``; pages that are never touched cost nothing."""
-    longest, integer = bits.shape[0], bits.dtype
+def selection_scratch(job):
+    """Its arrays, one behind the other in ``job.scratch``."""
+    longest = job.bits.shape[0]
+    words, groups = longest + LANES, longest // GROUP
+    integers = job.scratch.view(job.bits.dtype)
     return Selection(
-        np.empty(longest, np.int32),
-        np.empty(longest + LANES, integer),
-        np.empty(longest // GROUP, integer),
-        np.empty(longest // GROUP, integer),
+        integers[words + 2 * groups :].view(np.int32)[:longest],
+        integers[:words],
+        integers[words : words + groups],
+        integers[words + groups : words + 2 * groups],
     )
 
 
@@ -91,9 +93,8 @@ def sampled(job, n, k, ratio, top, selection):
     samples = (n + stride - 1) // stride
     for i in range(samples):
         word[i] = bits[i * stride] & mask
-    rank = samples - kept(samples, ratio)
     last = bits.shape[0] - 1
-    bits[last] = np.partition(word[:samples], rank)[rank]
+    bits[last] = of_rank(word, mask, samples, kept(samples, ratio), top)
     for _ in range(10):
         if 5 * reaching(bits, mask, n, bits[last]) >= 4 * k:
             break
@@ -101,6 +102,19 @@ def sampled(job, n, k, ratio, top, selection):
     bound = max(1, bits[last])
     count = collect(bits, mask, n, type(mask)(bound), selection)
     return count if count <= k else cut(selection, count, k, bound, top)
+
+
+@njit()
+def of_rank(words, mask, n, k, top):
+    """The k-th largest of n magnitudes, none of which is above ``top``: the largest bound that k of them reach."""
+    low, high = np.int64(0), np.int64(top) + 1
+    while high - low > 1:
+        middle = low + (high - low >> 1)
+        if reaching(words, mask, n, type(mask)(middle)) < k:
+            high = middle
+        else:
+            low = middle
+    return type(mask)(low)
 
 
 @njit()

@@ -14,7 +14,7 @@ from lightning_compress.kernels.table import LENGTH, PAYLOAD
 @njit()
 def encode(job):
     table, shared, payload, p = job.table, job.shared, job.payload, job.p
-    digits = np.empty(p.shape[0] + TRITS, np.uint8)
+    digits = job.scratch.view(np.uint8)
     for b in range(table.shape[0]):
         peak = load(job, b)
         if peak < 0:
@@ -81,7 +81,7 @@ def add_block(total, digits, n, top):
 @njit()
 def decode(job):
     table, payload, total = job.table, job.payload, job.total
-    digits = np.empty(total.shape[0] + TRITS, np.uint8)
+    digits = job.scratch.view(np.uint8)
     for b in range(table.shape[0]):
         if not wants(job, b):
             continue

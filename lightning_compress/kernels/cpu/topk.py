@@ -17,7 +17,7 @@ FP32, BF16, FP16 = 0, 1, 2
 @njit()
 def encode(job, ratio, value_format, by_sample):
     table, payload, p, bits = job.table, job.payload, job.p, job.bits
-    selection = selection_scratch(bits)
+    selection = selection_scratch(job)
     index = selection.chosen
     last = bits.shape[0] - 1
     for b in range(table.shape[0]):
