@@ -1,8 +1,9 @@
 """Compiled form of ``kernels.reference.selection``.
 
-Magnitudes are compared as integers (see ``job.magnitude``), so counting those that reach a bound is vector code. A
-bound that k elements reach, and few more, is found by bisection over the largest magnitudes of groups of elements: at
-least k elements reach what k groups reach. Only the elements that reach it are looked at one by one.
+Magnitudes are compared as integers (see ``formats.magnitude``), so counting those that reach a bound is vector code. A
+bound that k elements reach, and few more, is mostly the one that fitted the block before. Otherwise it is found by bisection
+over the largest magnitudes of groups of elements: at least k elements reach what k groups reach. Only the elements that reach
+it are looked at one by one. Whatever the bound, the same elements are chosen.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Selection(NamedTuple):
     """The same, [longest / GROUP]: the largest magnitude of each group."""
     others: Array
     """As ``maxima``: those of groups of groups."""
+    guess: Array
+    """The same, [1]: a bound that somewhat more than k elements of the next block may reach."""
 
 
 @njit()
@@ -50,11 +53,14 @@ def selection_scratch(job):
     longest = job.bits.shape[0]
     words, groups = longest + LANES, longest // GROUP
     integers = job.scratch.view(job.bits.dtype)
+    guess, integers = integers[:1], integers[1:]
+    guess[0] = job.mask  # nothing reaches it
     return Selection(
         integers[words + 2 * groups :].view(np.int32)[:longest],
         integers[:words],
         integers[words : words + groups],
         integers[words + groups : words + 2 * groups],
+        guess,
     )
 
 
@@ -73,14 +79,27 @@ def largest(job, n, k, low, top, selection):
     Returns:
         How many were chosen.
     """
-    bits, mask = job.bits, job.mask
+    bits, mask, guess = job.bits, job.mask, selection.guess
+    integer, margin = type(mask), octave(mask) >> 3
+    bound = max(guess[0], integer(low))
+    count = collect(bits, mask, n, bound, selection)
+    if count < k and bound > low:
+        bound = integer(searched(bits, mask, n, k, low, top, selection))
+        count = collect(bits, mask, n, bound, selection)
+        guess[0] = bound - margin
+    elif count > 2 * k:
+        guess[0] = bound + margin
+    return count if count <= k else cut(selection, count, k, bound, top)
+
+
+@njit()
+def searched(bits, mask, n, k, low, top, selection):
+    """As :func:`reached_by`, for all elements of a block."""
     words, maxima, others, groups = bits, selection.maxima, selection.others, n
     while groups >= ENOUGH * max(k, GROUP):
         groups = group_maxima(words, mask, groups, maxima)
         words, maxima, others = maxima, others, maxima
-    bound = reached_by(words, mask, groups, k, low, top)
-    count = collect(bits, mask, n, bound, selection)
-    return count if count <= k else cut(selection, count, k, bound, top)
+    return reached_by(words, mask, groups, k, low, top)
 
 
 @njit()
@@ -141,6 +160,12 @@ def group_maxima(words, mask, n, maxima):
 
 
 @njit()
+def octave(mask):
+    """What one power of two is in magnitudes as integers."""
+    return (mask >> 8) + 1 if mask >> 40 == 0 else (mask >> 11) + 1
+
+
+@njit()
 def reached_by(words, mask, n, k, low, top):
     """A bound, ``low`` or more, that at least k of the n magnitudes reach, and not many more than k if possible.
 
@@ -149,7 +174,7 @@ def reached_by(words, mask, n, k, low, top):
     integer = type(mask)
     enough = k + (k >> 2)
     high = top + 1
-    step = (mask >> 8) + 1 if mask >> 40 == 0 else (mask >> 11) + 1  # one power of two
+    step = octave(mask)
     while high - low > 1:
         # From the top down in doubling steps: the k-th magnitude is mostly a few powers of two below the largest.
         middle = max(high - step, low + (high - low >> 1))
