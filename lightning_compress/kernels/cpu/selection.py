@@ -82,13 +82,14 @@ def largest(job, n, k, low, top, selection):
     bits, mask, guess = job.bits, job.mask, selection.guess
     integer, margin = type(mask), octave(mask) >> 3
     bound = max(guess[0], integer(low))
-    count = collect(bits, mask, n, bound, selection)
-    if count < k and bound > low:
+    reach = reaching(bits, mask, n, bound)
+    # too few, or so many that looking at them one by one takes longer than another search: this block is of another size
+    if (reach < k and bound > low) or reach > 4 * k:
         bound = integer(searched(bits, mask, n, k, low, top, selection))
-        count = collect(bits, mask, n, bound, selection)
         guess[0] = bound - margin
-    elif count > 2 * k:
+    elif reach > 2 * k:
         guess[0] = bound + margin
+    count = collect(bits, mask, n, bound, selection)
     return count if count <= k else cut(selection, count, k, bound, top)
 
 
