@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     argv = sys.argv[1:] if argv is None else argv
     args = step_time.parse([*argv, "--methods", *METHODS])
-    launches = [Launch(model, rate, METHODS) for model in args.models for rate in args.rates]
+    launches = [Launch(model, rate, METHODS, args.hosts) for model in args.models for rate in args.rates]
     step_time.compare("auto", args, argv, launches, summarise, tabulate)
 
 

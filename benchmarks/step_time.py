@@ -64,13 +64,16 @@ class Launch:
     model: str
     rate: str
     methods: tuple[str, ...]
+    hosts: int = 2
 
     def training_steps(self, steps: int) -> int:
         """Training steps that it takes."""
         return len(self.methods) * (WARM_UP + steps)
 
 
-def share_out(methods: Sequence[str], model: str, hosts: int, memory: int) -> list[tuple[str, ...]]:
+def share_out(
+    methods: Sequence[str], model: str, hosts: int, memory: int, base: int = BASE_MEMORY
+) -> list[tuple[str, ...]]:
     """Groups the methods so that each fits into ``memory`` and uses one optimizer; the no-op hook, if asked for, is in all.
 
     Args:
@@ -78,12 +81,13 @@ def share_out(methods: Sequence[str], model: str, hosts: int, memory: int) -> li
         model: The workload.
         hosts: Number of hosts.
         memory: Bytes for all hosts together; 0: unknown, everything goes into one group.
+        base: Bytes of a host besides what grows with the model.
 
     Raises:
         MemoryError: Not even one method fits.
     """
     nbytes = gradient_nbytes(WORKLOADS[model])
-    fixed = BASE_MEMORY + (2 + WORKLOADS[model].optimizer_states) * nbytes  # weights, gradients and optimizer
+    fixed = base + (2 + WORKLOADS[model].optimizer_states) * nbytes  # weights, gradients and optimizer
 
     def need(group: Sequence[str]) -> float:
         return hosts * (fixed + nbytes * sum(map(memory_factor, group)))
@@ -117,7 +121,7 @@ def run(
     """
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "samples.json"
-        hosts = [str(HOSTS), "-n", str(args.hosts), "-r", launch.rate, "-t", str(args.limit), "--"]
+        hosts = [str(HOSTS), "-n", str(launch.hosts), "-r", launch.rate, "-t", str(args.limit), "--"]
         rank = [sys.executable, "-m", program, "--model", launch.model, "--steps", str(args.steps)]
         rank += ["--cores", str(args.cores), "--output", str(output), "--methods", *launch.methods]
         rank += ["--broadcast-buffers"] * args.broadcast_buffers
@@ -135,7 +139,7 @@ def run(
             process.terminate()  # does nothing to one that has ended; otherwise hosts.sh takes everything down
             process.wait()
         if code:
-            what = f"{launch.model} at {launch.rate} with {', '.join(launch.methods)}"
+            what = f"{launch.model} at {launch.rate} on {launch.hosts} hosts with {', '.join(launch.methods)}"
             took_too_long = f"not finished after --limit {args.limit} s"
             raise RuntimeError(f"{what}: {took_too_long if code == TIMED_OUT else f'status {code}, see above'}")
         rows: list[Row] = json.loads(output.read_text())
@@ -157,7 +161,7 @@ def _summary(model: str, rate: str, args: argparse.Namespace, samples: Sequence[
         "hosts": args.hosts,
         "method": samples[0]["method"],
         "median_ms": round(median(steps), 3),
-        "spread_ms": round(_spread(steps), 3),
+        "spread_ms": round(spread(steps), 3),
         "bytes_per_step": round(sum(nbytes) / len(nbytes)),
         "predicted_bytes": samples[0]["predicted_bytes"],
         "dense_bytes": ring_nbytes(samples[0]["gradient_bytes"], args.hosts),
@@ -166,7 +170,7 @@ def _summary(model: str, rate: str, args: argparse.Namespace, samples: Sequence[
     }
 
 
-def _spread(values: Sequence[float]) -> float:
+def spread(values: Sequence[float]) -> float:
     """The interquartile range: half of all steps lie within it."""
     if len(values) < 2:
         return 0.0
@@ -219,34 +223,50 @@ _CAPTION = (
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Reads and checks the command line."""
     parser = argparse.ArgumentParser(prog="step_time.py", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--hosts", type=int, default=2, help="emulated hosts (default: %(default)s)")
+    parser.add_argument(
+        "--broadcast-buffers", action="store_true", help="let DDP broadcast batch norm's statistics in every step"
+    )
+    add_launch_options(parser, MODELS, RATES, available_methods())
+    add_output_options(parser)
+    args = parser.parse_args(argv)
+    check_launch_options(parser, args)
+    if args.hosts < 2:
+        parser.error(f"--hosts must be 2 or more, got {args.hosts}")
+    return args
+
+
+def add_launch_options(
+    parser: argparse.ArgumentParser, models: Sequence[str], rates: Sequence[str], methods: Sequence[str]
+) -> None:
+    """Adds what every benchmark on emulated hosts can be asked for, with these defaults."""
     add = parser.add_argument
     add(
         "--models",
         nargs="+",
         choices=WORKLOADS,
-        default=MODELS,
-        help="default: all but tiny, which tries the harness out",
+        default=models,
+        help=f"default: {' '.join(models)}; tiny tries the harness out",
     )
-    add("--rates", nargs="+", default=RATES, metavar="RATE", help="Nmbit, Ngbit or none (default: 100mbit 1gbit)")
-    add("--hosts", type=int, default=2, help="emulated hosts (default: %(default)s)")
-    add("--methods", nargs="+", choices=METHODS, default=available_methods(), help="gradient exchanges (default: all)")
+    add("--rates", nargs="+", default=rates, metavar="RATE", help=f"Nmbit, Ngbit or none (default: {' '.join(rates)})")
+    add("--methods", nargs="+", choices=METHODS, default=methods, help=f"default: {' '.join(methods)}")
     add("--steps", type=int, default=5, help="measured steps of each method (default: %(default)s)")
     add("--cores", type=int, default=1, help="cores of each host, 0: all of the machine's (default: %(default)s)")
     add("--limit", type=int, default=7200, help="seconds after which a launch is ended (default: %(default)s)")
-    add("--broadcast-buffers", action="store_true", help="let DDP broadcast batch norm's statistics in every step")
-    add_output_options(parser)
-    args = parser.parse_args(argv)
+
+
+def check_launch_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Takes out what was named twice, and ends the program where a value makes no sense."""
     args.models, args.rates, args.methods = (list(dict.fromkeys(x)) for x in (args.models, args.rates, args.methods))
     if problem := _problem(args):
         parser.error(problem)
-    return args
 
 
 def _problem(args: argparse.Namespace) -> str | None:
     for rate in args.rates:
         if not re.fullmatch(r"[1-9]\d*[mg]bit|none", rate):
             return f"--rates: a rate is Nmbit, Ngbit (whole numbers) or none, not {rate!r}"
-    for option, least in (("hosts", 2), ("steps", 1), ("cores", 0), ("limit", 1)):
+    for option, least in (("steps", 1), ("cores", 0), ("limit", 1)):
         if getattr(args, option) < least:
             return f"--{option} must be {least} or more, got {getattr(args, option)}"
     for method in args.methods:
@@ -281,8 +301,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
-    require_hosts(args)
-    rows, failures = _measure(plan_launches(args), args)
+    require_hosts()
+    launches = plan_launches(args)
+    say_if_crowded(launches, args.cores)
+    rows, failures = _measure(launches, args)
     if rows:
         details = {model: WORKLOADS[model].description for model in args.models}
         publish(args, rows, tabulate(rows), ["step_time", *argv], models=details, warm_up_steps=WARM_UP)
@@ -311,7 +333,20 @@ def compare(
     Raises:
         SystemExit: A machine that cannot emulate hosts, or a host that failed.
     """
-    require_hosts(args)
+    require_hosts()
+    rows = collect(script, args, launches, summarise)
+    details = {model: WORKLOADS[model].description for model in args.models}
+    publish(args, rows, tabulate(rows), [script, *argv], models=details, warm_up_steps=WARM_UP)
+
+
+def collect(
+    script: str,
+    args: argparse.Namespace,
+    launches: Sequence[Launch],
+    summarise: Callable[[Launch, Sequence[Row]], list[Row]],
+) -> list[Row]:
+    """Runs ``SCRIPT_rank.py`` for every launch and returns all rows; see ``compare``."""
+    say_if_crowded(launches, args.cores)
     rows: list[Row] = []
     with progress(sum(launch.training_steps(args.steps) for launch in launches)) as advance:
         for launch in launches:
@@ -319,8 +354,7 @@ def compare(
                 rows += summarise(launch, run(launch, args, advance, f"benchmarks.{script}_rank"))
             except RuntimeError as error:
                 raise SystemExit(f"{script}.py: {error}") from None
-    details = {model: WORKLOADS[model].description for model in args.models}
-    publish(args, rows, tabulate(rows), [script, *argv], models=details, warm_up_steps=WARM_UP)
+    return rows
 
 
 def ended_by_sigterm() -> None:
@@ -328,11 +362,10 @@ def ended_by_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
-def require_hosts(args: argparse.Namespace) -> None:
+def require_hosts() -> None:
     """Ends the program on a machine that cannot emulate hosts."""
     if (code := subprocess.run([str(HOSTS), "--check"], check=False).returncode) != 0:
         raise SystemExit(code)  # the message is out
-    _say_if_crowded(args)
 
 
 def plan_launches(args: argparse.Namespace) -> list[Launch]:
@@ -340,7 +373,7 @@ def plan_launches(args: argparse.Namespace) -> list[Launch]:
     memory = round(0.9 * available_memory())
     try:
         return [
-            Launch(model, rate, group)
+            Launch(model, rate, group, args.hosts)
             for model in args.models
             for rate in args.rates
             for group in share_out(args.methods, model, args.hosts, memory)
@@ -362,11 +395,11 @@ def _measure(launches: Sequence[Launch], args: argparse.Namespace) -> tuple[list
     return [row for place, found in samples.items() for row in summarise(*place, args, found)], failures
 
 
-def _say_if_crowded(args: argparse.Namespace) -> None:
+def say_if_crowded(launches: Sequence[Launch], cores_of_host: int) -> None:
     """Hosts that share a core are slower than real ones; the figures must not be read as if they were not."""
-    cores = len(usable_cores())
-    if args.hosts * args.cores > cores:
-        message = f"note: {args.hosts} hosts of {args.cores} core(s) share {cores} cores; real hosts would not"
+    cores, hosts = len(usable_cores()), max(launch.hosts for launch in launches)
+    if hosts * cores_of_host > cores:
+        message = f"note: {hosts} hosts of {cores_of_host} core(s) share {cores} cores; real hosts would not"
         Console(stderr=True, soft_wrap=True).print(message)
 
 

@@ -127,10 +127,14 @@ def gather(runs: Sequence[Run], gradient_nbytes: int) -> list[Row]:
     return rows
 
 
-def main() -> None:
-    """Measures, as one of the hosts."""
+def main(kind: type[Training] = Training) -> None:
+    """Measures, as one of the hosts.
+
+    Args:
+        kind: What a step consists of.
+    """
     args = join()
-    training = Training(WORKLOADS[args.model], dist.get_rank(), any(map(corrects_momentum, args.methods)))
+    training = kind(WORKLOADS[args.model], dist.get_rank(), any(map(corrects_momentum, args.methods)))
     runs = [Run(method, wrap(training.model, method, args.broadcast_buffers)) for method in args.methods]
     measure(training, runs, args.steps, Interface(os.environ["GLOO_SOCKET_IFNAME"]))
     leave(runs, gather(runs, training.nbytes), args.output)

@@ -85,7 +85,7 @@ def test_both_have_one_frame(
         choice = {"choice": "fp32", "reason": "because"}
         return [{**sample(method, [2.0], 2.0), **choice} for method in (*launch.methods, "compressed_auto")]
 
-    monkeypatch.setattr(step_time, "require_hosts", lambda _: None)
+    monkeypatch.setattr(step_time, "require_hosts", lambda: None)
     monkeypatch.setattr(step_time, "run", run)
     script.main(["--models", "tiny", "--rates", "1gbit", "none", "--methods", "bf16", "--steps", "1", "--json"])
     rows = json.loads(capsys.readouterr().out)
