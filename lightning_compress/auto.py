@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import time
 from datetime import timedelta
@@ -263,9 +262,6 @@ class AutoGlue(CompressionGlue):
             self._tell(f"compressed_auto: {self.pilot.choice}. {self.pilot.reason}\nTo pin it:\n{self.pin()}")
         else:
             self._tell(f"compressed_auto tries {self.pilot.choice}.")
-
-    def _tell(self, text: str) -> None:
-        importlib.import_module(f"{self.root}.utilities").rank_zero_info(text)
 
     def pin(self) -> str:
         """The YAML that gives the strategy in force without measuring, with the arguments that this strategy was given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
 import math
@@ -140,7 +141,7 @@ class CompressionGlue(DDPStrategy):
     def setup_environment(self) -> None:
         if self.lightning_module is not None:
             # before the process group exists: nobody's timeout runs while kernels are compiled
-            self.exchange.compile(self.lightning_module)
+            self.exchange.compile(self.lightning_module, self._tell)
         super().setup_environment()
 
     @override
@@ -348,6 +349,10 @@ class CompressionGlue(DDPStrategy):
                 "gradient_clip_val would clip velocities, not gradients, under MomentumCorrection: "
                 f"use MomentumCorrection(clip_norm={trainer.gradient_clip_val}) and leave gradient_clip_val out."
             )
+
+    def _tell(self, text: str) -> None:
+        """Says it once, where Lightning's own messages go."""
+        importlib.import_module(f"{self.root}.utilities").rank_zero_info(text)
 
     def __repr__(self) -> str:
         # Lightning's other import name refuses this object and shows its repr: say what to do

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -217,9 +217,14 @@ class GradientExchange:
             vars(self).update(before)
             raise
 
-    def compile(self, module: torch.nn.Module) -> None:
-        """Compiles the CPU kernels for ``module`` ahead of ``attach``, best before the process group exists."""
-        compile_for(self.settings, module)
+    def compile(self, module: torch.nn.Module, tell: Callable[[str], None]) -> None:
+        """Compiles the CPU kernels for ``module`` ahead of ``attach``, best before the process group exists.
+
+        Args:
+            module: The model.
+            tell: Told how long it took, if that was more than a second.
+        """
+        compile_for(self.settings, module, tell)
 
     def stats(self) -> dict[str, Any]:
         """Figures of this rank since the start, and of the last step.

@@ -270,7 +270,7 @@ class Runtime:
         return new_group
 
 
-def compile_for(settings: ExchangeSettings, module: torch.nn.Module) -> None:
+def compile_for(settings: ExchangeSettings, module: torch.nn.Module, tell: Callable[[str], None] = log.info) -> None:
     """Compiles the CPU kernels that ``module`` will need; quick when they are in numba's cache on disk.
 
     Done before the first step and outside every collective, where another rank's timeout would be running.
@@ -284,7 +284,7 @@ def compile_for(settings: ExchangeSettings, module: torch.nn.Module) -> None:
     start = time.perf_counter()
     compile_kernels([settings.compressor, settings.dense_compressor], dtypes)
     if (seconds := time.perf_counter() - start) > 1.0:
-        log.info("lightning-compress: compiled the CPU kernels in %.1f s (cached for the next run)", seconds)
+        tell(f"lightning-compress: compiled the CPU kernels in {seconds:.1f} s (cached for the next run)")
 
 
 def _scales(grad_scaler: Any | None) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import pickle
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 
 import lightning_compress
 from lightning_compress import CompressedStrategy, ErrorFeedback, Quantize
+from lightning_compress.exchange import runtime
 from lightning_compress.presets import PRESETS
 from tests.exchange.training import content
 from tests.ranks import run_ranks
@@ -148,3 +152,20 @@ def test_it_pickles_after_fit_and_keeps_its_figures() -> None:
     first, second = run_ranks(pickle_after_fit, 2)
     assert first == second
     assert first[:2] == (True, {"before": 8, "after": 16})
+
+
+def test_a_long_compilation_is_reported_where_lightning_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0, 12.34)
+    monkeypatch.setattr(runtime, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(runtime, "compile_kernels", lambda *_: None)
+    monkeypatch.setattr(DDPStrategy, "setup_environment", lambda _: None)
+    said: list[str] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", lambda record: said.append(record.getMessage()))
+    logger = logging.getLogger("pytorch_lightning")  # shows INFO on standard error
+    logger.addHandler(handler)
+    strategy = CompressedStrategy()
+    strategy._lightning_module = Classifier()
+    strategy.setup_environment()
+    logger.removeHandler(handler)
+    assert said == ["lightning-compress: compiled the CPU kernels in 12.3 s (cached for the next run)"]
