@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import cold_start
+from benchmarks import break_even, cold_start, cold_start_rank
+from lightning_compress import OneBit
+from lightning_compress.exchange import runtime
+from lightning_compress.planner.training import group_left_as_found
 
 
 @pytest.mark.parametrize(
@@ -47,7 +51,7 @@ def test_every_repetition_begins_cold_and_ends_warm(
 
 def test_a_program_gets_the_cache_and_is_listened_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     python = tmp_path / "python"
-    monkeypatch.setattr(cold_start.sys, "executable", str(python))
+    monkeypatch.setattr(sys, "executable", str(python))
     python.write_text('#!/bin/sh\ntouch "$NUMBA_CACHE_DIR/kernel"; echo "$@: compiled the CPU kernels in 3.5 s" >&2\n')
     python.chmod(0o755)
     seconds, compiling = cold_start.start("compressed", 2, tmp_path)
@@ -59,9 +63,12 @@ def test_a_program_gets_the_cache_and_is_listened_to(monkeypatch: pytest.MonkeyP
         cold_start.start("compressed", 2, tmp_path)
 
 
-@pytest.mark.slow
-def test_a_cold_start_compiles_and_a_warm_one_does_not(tmp_path: Path) -> None:
-    _, compiling = cold_start.start("compressed", 2, tmp_path)
-    assert compiling > 1
-    assert list(tmp_path.rglob("*.nbi"))
-    assert cold_start.start("compressed", 2, tmp_path)[1] == 0
+def test_the_program_trains_one_step_with_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, steps = [], []
+    monkeypatch.setattr(runtime, "compile_kernels", lambda compressors, _: compiled.extend(compressors))
+    monkeypatch.setattr(break_even.Training, "on_train_end", lambda self: steps.append(self.global_step), raising=False)
+    monkeypatch.setattr(sys, "argv", ["cold_start_rank.py", "--strategy", "compressed_onebit", "--ranks", "1"])
+    with group_left_as_found():
+        cold_start_rank.main()
+    assert any(isinstance(compressor, OneBit) for compressor in compiled)
+    assert steps == [1]
