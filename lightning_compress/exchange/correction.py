@@ -50,7 +50,6 @@ class LocalClip:
     def add(self, buffer: Tensor) -> None:
         """Notes a bucket's local gradients."""
         wide = buffer if buffer.dtype == torch.float64 else buffer.float()
-        # in float64 the order of the sum, and so DDP's choice of buckets, does not show in the float32 factor
         square = wide.square().sum(dtype=torch.float64)
         self.squares = square if self.squares is None else self.squares + square
 

@@ -65,7 +65,10 @@ class MomentumCorrection:
         return velocity, velocity
 
     def clip_factor(self, norm: Tensor, world_size: int) -> Tensor:
-        """min(1, clip_norm * sqrt(N) / norm) for a rank's gradient of that norm (unscaled); 1 if it is not finite."""
+        """min(1, clip_norm * sqrt(N) / norm) for a rank's gradient of that norm (unscaled, float64); 1 if it is not finite.
+
+        Rounded to float32, so that the order in which the norm was summed up, and so DDP's choice of buckets, does not show.
+        """
         assert self.clip_norm is not None
         factor = (self.clip_norm * world_size**0.5 / norm.clamp_min(1e-30)).clamp_max(1.0)
-        return torch.nan_to_num(factor, 1.0)
+        return torch.nan_to_num(factor, 1.0).float()

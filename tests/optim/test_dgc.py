@@ -20,6 +20,7 @@ from lightning_compress import (
     TopK,
     register_comm_hook,
 )
+from lightning_compress.exchange.correction import LocalClip
 from lightning_compress.optim import DGCSGD
 from lightning_compress.optim.compatibility import require_compatible
 from lightning_compress.testing import SimulatedExchange, simulate
@@ -276,3 +277,18 @@ def test_small_tensors_get_their_momentum_after_the_exchange() -> None:
     SimulatedExchange(model, 2, TopK(0.01), MomentumCorrection(0.9), dense=DenseRule(patterns=("5.weight",)))
     corrected = {name for name, p in model.named_parameters() if p.lightning_compress_corrected}  # type: ignore[attr-defined]
     assert corrected == {"0.weight", "2.weight"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_clipped_does_not_show_how_ddp_cut_the_buckets(dtype: torch.dtype) -> None:
+    gradient = torch.randn(5000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    clipped = []
+    for bucket in (5000, 3000, 1700, 900, 333, 90, 17, 7):
+        clip = LocalClip(MomentumCorrection(0.9, clip_norm=1.0), world_size=3)
+        clip.begin_step()
+        for buffer in gradient.split(bucket):
+            clip.add(buffer)
+        clip.end_step(1.0)
+        clipped.append(gradient * clip.factor)
+    assert all(torch.equal(clipped[0], other) for other in clipped)
+    torch.testing.assert_close(clipped[0].norm(), torch.tensor(3**0.5, dtype=dtype))
