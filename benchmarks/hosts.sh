@@ -89,6 +89,7 @@ check() {
 
 # shellcheck disable=SC2317  # called by the trap
 cleanup() {
+  trap '' INT TERM HUP # Ctrl-C reaches us and the program that started us, which then ends us too
   local host
   [[ ${#pids[@]} -eq 0 ]] || { kill "${pids[@]}" && wait; } 2>/dev/null
   for ((host = 0; host < hosts; host++)); do ip netns del "$id-$host"; done 2>/dev/null

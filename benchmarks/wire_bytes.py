@@ -18,7 +18,7 @@ if not __package__:  # run as a script: this folder's kernels.py must not hide t
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.methods import SETTINGS, make_exchange, ring_nbytes
+from benchmarks.methods import SETTINGS, corrects_momentum, make_exchange, ring_nbytes
 from benchmarks.report import Row, add_output_options, make_table, publish, short
 from benchmarks.workloads import WORKLOADS
 from lightning_compress.exchange.nodes import Nodes
@@ -32,7 +32,6 @@ METHODS = tuple(SETTINGS)
 STEP = 10**9
 """A step after every warm-up: the bytes of the long run."""
 _MB = 1 << 20
-_FLAT_ONLY = "compressed_dgc"
 
 
 @dataclass
@@ -124,10 +123,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"--hosts must be 2 or more, got {min(args.hosts)}")
     if args.ranks_per_host < 1:
         parser.error(f"--ranks-per-host must be 1 or more, got {args.ranks_per_host}")
-    possible = [method for method in METHODS if args.ranks_per_host == 1 or method != _FLAT_ONLY]
+    possible = [method for method in METHODS if args.ranks_per_host == 1 or not corrects_momentum(method)]
     args.methods = args.methods or possible
     if not set(args.methods) <= set(possible):
-        parser.error(f"{_FLAT_ONLY} needs --ranks-per-host 1: momentum correction keeps every rank's own velocity")
+        flat_only = ", ".join(method for method in args.methods if method not in possible)
+        parser.error(f"{flat_only} needs --ranks-per-host 1: momentum correction keeps every rank's own velocity")
     if args.bucket_mb <= 0:
         parser.error(f"--bucket-mb must be positive, got {args.bucket_mb}")
     return args

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -159,7 +160,9 @@ def test_nothing_is_left_behind_when_it_is_ended() -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
-    process.send_signal(signal.SIGTERM)
+    for _ in range(20):  # one while it cleans up must not stop it
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.005)
     assert process.wait(timeout=20) == 130
     assert f"lc{process.pid}-" not in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
     # our standard output is closed once no host holds it any more

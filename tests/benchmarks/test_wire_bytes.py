@@ -83,6 +83,10 @@ def test_resnet50_under_dgc_of_the_paper_sends_500_times_less(capsys: pytest.Cap
         (["--hosts", "1"], "--hosts must be 2 or more"),
         (["--bucket-mb", "0"], "--bucket-mb"),
         (["--models", "x"], "choose"),
+        (
+            ["--ranks-per-host", "2", "--methods", "compressed", "compressed_dgc_0.001"],
+            "compressed_dgc_0.001 needs --ranks-per-host 1",
+        ),
     ],
 )
 def test_a_wrong_argument_is_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
