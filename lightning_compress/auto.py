@@ -54,8 +54,8 @@ class AutoGlue(CompressionGlue):
     4. After ``recheck_every`` steps this begins again, from the method that is in force.
 
     Rank 0 decides and tells the others. The choice and its reason are logged with the YAML that pins it, and stored in
-    checkpoints: a resumed run goes on with it. When methods change, what the old one owed to the model joins the next step's
-    gradients.
+    checkpoints: a resumed run goes on with it, and on another number of ranks measures again. When methods change, what the old
+    one owed to the model joins the next step's gradients.
 
     Args:
         recheck_every: Optimizer steps after a decision until the next look; 0: never.
@@ -101,7 +101,7 @@ class AutoGlue(CompressionGlue):
             self._begin_fit()
         super().setup(trainer)
         if trainer.state.fn == "fit" and self.world_size == 1:
-            self.pilot.propose(self.pilot.choice, "a single rank exchanges nothing")
+            self.pilot.fix("a single rank exchanges nothing")
 
     def _begin_fit(self) -> None:
         """A choice holds for the model that it was made for; what was measured, for the buckets of one fit."""
@@ -120,18 +120,18 @@ class AutoGlue(CompressionGlue):
                 "compressed_auto chooses the exchange itself, and CompressedAdam brings settings of its own: use "
                 'strategy="compressed_clan", or another optimizer, such as lightning_compress.optim.LANS.'
             )
-        if not self._started and self.lightning_module is not None:
-            self._started = True
+        if self.lightning_module is not None:
             formats = {p.dtype for p in self.lightning_module.parameters() if p.requires_grad}
-            if formats - {torch.float32}:  # bf16 gains nothing on 16 bits, and double precision is there to be kept
+            if formats - {torch.float32} and not self._started:  # bf16 gains nothing on 16 bits
                 self._use(Choice("fp32"))
             if formats & {torch.float64, torch.complex128}:
-                self.pilot.propose(Choice("fp32"), "double precision is there to be kept")
+                self.pilot.fix("double precision is there to be kept")
+            self._started = True
         super()._attach()
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        checkpoint[CHOICE_KEY] = {**self.pilot.state(), "in_force": self._in_force.state()}
+        checkpoint[CHOICE_KEY] = {**self.pilot.state(), "in_force": self._in_force.state(), "ranks": self.world_size}
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     @override
@@ -141,7 +141,8 @@ class AutoGlue(CompressionGlue):
             self._fitted = self.lightning_module
             choice = dict(checkpoint[CHOICE_KEY])
             in_force = Choice.restored(choice.pop("in_force"))
-            self.pilot.restore(choice)
+            same_network = choice.pop("ranks") == self.world_size
+            self.pilot.restore({**choice, "settled": choice["settled"] and same_network})
             self._started = True
             chosen = self.pilot.choice
             self._use(in_force)  # the memories in the checkpoint are its own; the switch follows, as it would have

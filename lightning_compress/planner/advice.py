@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from lightning_compress.planner.methods import DDP, HIERARCHICAL, mildness, needs_own_optimizer
 from lightning_compress.planner.predict import Prediction
+from lightning_compress.planner.sample import NOISE
 
-_NOISE = 0.03
-"""Share of a step below which nobody should care."""
 _BOUND = 0.1
 """Share of a step up to which communication counts as hidden."""
 
@@ -35,7 +34,7 @@ def as_fast_as_any(predictions: Sequence[Prediction]) -> float:
 
 def noise(prediction: Prediction) -> float:
     """Seconds by which two steps may differ without meaning anything."""
-    return max(_NOISE * prediction.seconds, (prediction.high - prediction.low) / 2)
+    return max(NOISE * prediction.seconds, (prediction.high - prediction.low) / 2)
 
 
 def explain(chosen: Prediction, predictions: Sequence[Prediction]) -> str:

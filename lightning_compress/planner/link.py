@@ -66,8 +66,8 @@ class Link(ABC):
 class GivenLink(Link):
     """A link that is named, not measured: latency per message plus bytes over bandwidth, one rank per node.
 
-    Rings (all-reduce, all-gather) send one message after the other: 2 (N - 1) and N - 1 of them. An all-to-all sends
-    all of its messages at once.
+    A rank receives while it sends, at the same speed. Rings (all-reduce, all-gather) send one message after the other:
+    2 (N - 1) and N - 1 of them. An all-to-all sends all of its messages at once.
 
     Args:
         bandwidth: Bytes per second that a rank can send.

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning_compress.planner.methods import Choice
-from lightning_compress.planner.sample import quantile
-
-_NOISE = 0.03
-"""Share of a step below which nobody should care."""
+from lightning_compress.planner.sample import NOISE, quantile
 
 Due = Literal["predict", "judge"]
 
@@ -52,7 +49,7 @@ class Pilot:
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} is a number of steps and must be {least} or more, got {value!r}")
         self.choice, self.reason = choice, "the start, until a choice is made"
-        self.settled = False
+        self.settled = self._fixed = False
         self._measure, self.warm_up, self._recheck = measure, warm_up, recheck_every
         self._count = 0
         self._steps: list[float] = []
@@ -77,7 +74,7 @@ class Pilot:
         """Counts a step that took ``seconds``; what is due after it is the same on all ranks."""
         self._count += 1
         if self.settled:
-            if self._recheck and self._count >= self._recheck:
+            if self._recheck and not self._fixed and self._count >= self._recheck:
                 self._begin()
             return None
         if self._count > self.warm_up:
@@ -95,11 +92,17 @@ class Pilot:
         self.choice = candidate
         self._begin()
 
+    def fix(self, reason: str) -> None:
+        """Settles what is in force without ever looking again: there is nothing to choose."""
+        self._trial = None
+        self._settle(reason)
+        self._fixed = True
+
     def judge(self) -> bool:
         """Whether the candidate stays: a milder one if it is not slower, any other only if it is faster, beyond noise."""
         assert self._trial is not None
         before, now = quantile(self._trial.steps, 0.5), self.seconds
-        noise = max(_NOISE * before, (_spread(self._trial.steps) + _spread(self._steps)) / 4)
+        noise = max(NOISE * before, (_spread(self._trial.steps) + _spread(self._steps)) / 4)
         milder = self.choice.mildness < self._trial.before.mildness
         return now <= before + noise if milder else now < before - noise
 
@@ -123,13 +126,14 @@ class Pilot:
             self._begin()
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {**self.choice.state(), "reason": self.reason, "settled": self.settled}
+        """For a checkpoint: a candidate on trial has not won yet, a resumed run begins again with what it has to beat."""
+        choice = self.choice if self._trial is None else self._trial.before
+        return {**choice.state(), "reason": self.reason, "settled": self.settled}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on with a choice from a checkpoint, without measuring if it had been made."""
         self.choice = Choice.restored(state)
-        self._trial = None
+        self._trial, self._fixed = None, False
         self._begin()
         if state["settled"]:
             self._settle(state["reason"])

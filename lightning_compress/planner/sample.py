@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+NOISE = 0.03
+"""Share of a step below which nobody should care."""
+
 
 def quantile(values: Sequence[float], at: float) -> float:
     """The value below which the share ``at`` of the values lies, interpolated: 0.5 is the median.

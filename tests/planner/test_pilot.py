@@ -92,7 +92,17 @@ def test_a_choice_is_restored_without_measuring() -> None:
     unfinished = pilot()
     unfinished.propose(Choice("quantize"), "")
     other.restore(unfinished.state())
-    assert (other.method, other.settled) == ("quantize", False)
+    assert (other.method, other.settled) == ("bf16", False)  # that has not won
+
+
+def test_what_is_fixed_is_never_looked_at_again_until_another_choice_is_restored() -> None:
+    one = pilot()
+    one.fix("nothing to choose")
+    assert steps(one, *[1.0] * 30) == [None] * 30
+    assert one.settled
+    one.restore(one.state())
+    steps(one, *[1.0] * 10)
+    assert not one.settled
 
 
 @pytest.mark.parametrize("wrong", [{"measure": 0}, {"warm_up": -1}, {"recheck_every": -5}, {"measure": True}])

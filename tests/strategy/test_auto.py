@@ -234,7 +234,7 @@ def test_double_precision_is_kept(found: Found) -> None:
 def test_a_resumed_run_goes_on_with_the_choice(found: Found) -> None:
     first, second = found
     steps, state, parameters = first["resumed"]
-    assert {**state, "in_force": {"method": state["method"], "dense": state["dense"]}} == first["saved"]
+    assert {**state, "in_force": {"method": state["method"], "dense": state["dense"]}, "ranks": 2} == first["saved"]
     assert state["settled"]
     assert {name for name, _ in steps} == {first["wins"]["state"]["method"]}
     assert first["resumed settings"] == first["wins"]["settings"]
@@ -283,13 +283,40 @@ def test_a_checkpoint_between_decision_and_switch_goes_on_with_the_memories_that
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     in_force = {"method": "bf16", "dense": None}
-    choice = {"method": "quantize", "dense": None, "reason": "wins", "settled": True, "in_force": in_force}
+    choice = {"method": "quantize", "dense": None, "reason": "wins", "settled": True, "in_force": in_force, "ranks": 1}
     monkeypatch.setattr(CompressionGlue, "load_checkpoint", lambda *_: {CHOICE_KEY: choice})
     monkeypatch.setattr(CompressionGlue, "_fitting", True)
     strategy = AutoStrategy()
     strategy.load_checkpoint("any")
     assert repr(strategy.exchange.settings.compressor) == repr(Cast("bf16"))
     assert (strategy.pilot.method, strategy.pilot.settled, strategy._pending) == ("quantize", True, True)
+    choice["ranks"] = 2  # another network: the choice is in force until it has been measured
+    strategy.load_checkpoint("any")
+    assert (strategy.pilot.method, strategy.pilot.settled) == ("quantize", False)
+
+
+def test_a_run_resumed_in_a_trial_goes_back_to_what_the_candidate_had_to_beat(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: dict[str, Any] = {}
+    monkeypatch.setattr(CompressionGlue, "save_checkpoint", lambda *_: None)
+    monkeypatch.setattr(CompressionGlue, "load_checkpoint", lambda *_: saved)
+    monkeypatch.setattr(CompressionGlue, "_fitting", True)
+    trying = AutoStrategy()
+    trying.pilot.propose(Choice("quantize"), "predicted")
+    trying._in_force = trying.pilot.choice
+    trying.save_checkpoint(saved, "any")
+    resumed = AutoStrategy()
+    resumed.load_checkpoint("any")
+    assert repr(resumed.exchange.settings.compressor) == repr(Quantize(4))  # whose memories the checkpoint holds
+    assert (resumed.pilot.method, resumed.pilot.settled, resumed._pending) == ("bf16", False, True)
+
+
+def test_double_precision_is_never_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CompressionGlue, "_attach", lambda _: None)
+    strategy = AutoStrategy(recheck_every=1)
+    strategy._lightning_module = Classifier(1).double()
+    strategy._attach()
+    assert [strategy.pilot.step(1.0) for _ in range(40)] == [None] * 40
+    assert (strategy.pilot.method, strategy.pilot.settled) == ("fp32", True)
 
 
 def test_an_optimizer_with_settings_of_its_own_is_refused() -> None:
