@@ -78,7 +78,6 @@ class MonitorGlue(Callback):
 
     def _begin(self, first: dict[str, Any] | None = None) -> None:
         self._first = first or {}
-        self._of_nodes: tuple[str, ...] = ()
         self._logged_step = 0
         self._norms: tuple[float, float] | None = None
         self._sampled = False
@@ -88,9 +87,7 @@ class MonitorGlue(Callback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        exchange = _exchange(trainer)
-        self._begin(exchange.stats())
-        self._of_nodes = ("bytes_between_nodes",) if exchange.settings.hierarchical else ()
+        self._begin(_exchange(trainer).stats())
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -116,7 +113,9 @@ class MonitorGlue(Callback):
             self._watch_residual(trainer)
         if due:
             # float64: a float32 counts bytes exactly only up to 16 MiB
-            figures = {name: torch.tensor(value, dtype=torch.float64) for name, value in self._figures(stats).items()}
+            figures = {
+                name: torch.tensor(value, dtype=torch.float64) for name, value in self._figures(exchange).items()
+            }
             pl_module.log_dict({f"comm/{name}": value for name, value in figures.items()})
 
     @override
@@ -131,8 +130,10 @@ class MonitorGlue(Callback):
         if self._report is not None:
             write_report(self._report, self._samples, rows, list(self._said.values()))
 
-    def _figures(self, stats: dict[str, Any]) -> dict[str, float]:
-        figures = {name: stats["last"][name] for name in (*_STEP_FIGURES, *self._of_nodes)}
+    def _figures(self, exchange: GradientExchange) -> dict[str, float]:
+        stats = exchange.stats()
+        between = ("bytes_between_nodes",) if exchange.settings.hierarchical else ()  # compressed_auto may change it
+        figures = {name: stats["last"][name] for name in (*_STEP_FIGURES, *between)}
         figures |= {f"total_{name}": stats[name] - self._first[name] for name in ("bytes_sent", "bytes_received")}
         figures["skipped_steps"] = stats["skipped_steps"] - self._first["skipped_steps"]
         figures["density"] = stats["density"]

@@ -238,6 +238,18 @@ def test_more_bytes_than_planned_are_warned_of_once(ratio: float, warned: int) -
     assert all(re.search(r"1.1 times the planned bytes.*7.1, planned 8.*bucket_cap_mb", text) for text in said)
 
 
+def test_bytes_between_nodes_follow_an_exchange_that_changes() -> None:
+    exchange, watching = Scripted(compressor="quantize"), monitor()
+    watch(exchange, watching, [])
+    assert "bytes_between_nodes" not in watching._figures(exchange)
+    exchange.settings = ExchangeSettings.make(compressor="quantize", exchange="hierarchical")
+    exchange.stats = lambda: {
+        **Scripted.stats(exchange),
+        "last": {**Scripted.stats(exchange)["last"], "bytes_between_nodes": 7},
+    }
+    assert watching._figures(exchange)["bytes_between_nodes"] == 7
+
+
 def test_the_residual_is_sampled_at_the_given_steps() -> None:
     watching = CompressionMonitor(sample_every_n_steps=3)
     watch(Scripted(compressor="quantize"), watching, [0.1] * 8)
