@@ -49,8 +49,8 @@ class AutoGlue(CompressionGlue):
     1. The first steps are exchanged dense: in bf16 with error feedback if all gradients are float32, as they are otherwise.
     2. Their times, the network and the candidates' encoding and decoding are measured, and a step of each is predicted.
     3. The mildest candidate that is as fast as any is tried on the wall clock, with as many tensors left dense as still hide
-       their communication. It stays if it wins by more than noise (a milder one, if it does not lose); otherwise the method
-       before it comes back.
+       their communication. It stays if it wins by more than noise (a milder one, if it loses no more than 3 %);
+       otherwise the method before it comes back.
     4. After ``recheck_every`` steps this begins again, from the method that is in force.
 
     Rank 0 decides and tells the others. The choice and its reason are logged with the YAML that pins it, and stored in

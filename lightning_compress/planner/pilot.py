@@ -99,12 +99,12 @@ class Pilot:
         self._fixed = True
 
     def judge(self) -> bool:
-        """Whether the candidate stays: a milder one if it is not slower, any other only if it is faster, beyond noise."""
+        """Whether the candidate stays: a milder one if it is hardly slower, any other only if it is faster beyond noise."""
         assert self._trial is not None
         before, now = quantile(self._trial.steps, 0.5), self.seconds
         noise = max(NOISE * before, (_spread(self._trial.steps) + _spread(self._steps)) / 4)
         milder = self.choice.mildness < self._trial.before.mildness
-        return now <= before + noise if milder else now < before - noise
+        return now <= (1.0 + NOISE) * before if milder else now < before - noise
 
     def conclude(self, stays: bool) -> None:
         """Keeps the candidate or goes back to the method before it."""

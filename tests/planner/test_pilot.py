@@ -69,6 +69,11 @@ def test_scattered_times_ask_for_a_larger_gain() -> None:
     one.propose(Choice("quantize"), "")
     steps(one, 1.0, 1.0, 0.5, 0.7, 1.1, 1.3)
     assert not one.judge()
+    milder = pilot()  # what may be noise may be a slower step too
+    steps(milder, 1.0, 1.0, 0.6, 0.8, 1.2, 1.4)
+    milder.propose(Choice("fp32"), "")
+    steps(milder, 1.0, 1.0, 0.7, 0.9, 1.3, 1.5)
+    assert not milder.judge()
 
 
 def test_it_looks_again_after_a_long_while_from_what_is_in_force() -> None:

@@ -338,7 +338,7 @@ def layered() -> dict[str, Any]:
     # so slow that bytes between nodes are all that matters: of the same code those of the hierarchical exchange are half
     strategy.pilot.seconds_of = {name: 5.0 + 5.0 * (name == "bf16") for name in candidates(Nodes.of([0, 0, 1, 1]))}
     strategy._link = lambda _, nodes: Layered(1e5, 1e-4, nodes.world_size)  # type: ignore[method-assign]
-    found = fit(strategy, Classifier(8), devices=2, num_nodes=2)
+    found = fit(strategy, Classifier(16), devices=2, num_nodes=2)
     return {**found, "between": strategy.exchange.stats()["last"]["bytes_between_nodes"]}
 
 
@@ -346,6 +346,7 @@ def test_hierarchical_is_considered_where_nodes_have_several_ranks() -> None:
     first, *others = run_ranks(layered, 4)
     method = first["state"]["method"]
     assert method.startswith("hierarchical_")
+    assert first["state"]["settled"]
     assert 0 < first["between"] < first["steps"][-1][1]
     written = yaml.safe_load(first["pin"])["trainer"]["strategy"]["init_args"]
     assert (written["exchange"], written["bucket_cap_mb"]) == ("hierarchical", 1)
