@@ -52,6 +52,8 @@ class Ranks:
 
 WARM_UP = 3
 """Steps before the measured ones: DDP rebuilds its buckets after the first."""
+_NEVER = 10**6
+"""Turns of optimizers, which schedules of learning rates want to know; the measured steps end it before."""
 _ROOTS = ("pytorch_lightning", "lightning.pytorch")
 
 
@@ -76,14 +78,14 @@ def measure_training(
         advance: Told of each step.
     """
     root = _root_of(model)
-    recording = type("Recording", (_Recording, root.Callback), {})(ranks.local, advance)
+    recording = type("Recording", (_Recording, root.Callback), {})(ranks.local, WARM_UP + steps, advance)
     weights = copy.deepcopy(model.state_dict())
     runner = root.Trainer(
         **trainer,
         devices=ranks.local,
         num_nodes=ranks.world_size // ranks.local,
         strategy=root.strategies.DDPStrategy(**ddp),
-        max_steps=WARM_UP + steps,
+        max_steps=_NEVER,
         max_epochs=-1,
         limit_val_batches=0,
         num_sanity_val_steps=0,
@@ -141,9 +143,9 @@ def group_left_as_found() -> Any:
 class _Recording:
     """The callback (mixed into the Callback of the import name in use)."""
 
-    def __init__(self, ranks_per_host: int, advance: Callable[[str], None]) -> None:
-        self._ranks_per_host, self._advance = ranks_per_host, advance
-        self._open = False
+    def __init__(self, ranks_per_host: int, steps: int, advance: Callable[[str], None]) -> None:
+        self._ranks_per_host, self._steps, self._advance = ranks_per_host, steps, advance
+        self._open, self._turns = False, 0
 
     def profile(self) -> Profile:
         return self._recorder.profile(WARM_UP, self._ranks_per_host)
@@ -165,10 +167,11 @@ class _Recording:
         self._recorder.gradients()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step > self._recorder.steps:
+        if trainer.global_step > self._turns:  # of optimizers: a batch may have several, or none if it is accumulated
             self._recorder.end()
-            self._open = False
+            self._open, self._turns = False, trainer.global_step
             self._advance("training step")
+            trainer.should_stop = self._recorder.steps == self._steps
 
 
 # DDP inspects the signature: no string annotations

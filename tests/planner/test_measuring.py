@@ -131,6 +131,33 @@ def test_plan_of_a_batch_leaves_the_model_as_it_was() -> None:
     assert found.link == "given: 1 Mb/s, 50 us, 4 ranks"
 
 
+def test_a_batch_with_many_turns_of_an_optimizer_is_one_step() -> None:
+    import pytorch_lightning as pl
+
+    class Critic(pl.LightningModule):
+        batches = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.automatic_optimization = model(), False
+
+        def training_step(self, batch: torch.Tensor, _: int) -> None:
+            self.batches += 1
+            for _turn in range(6):
+                self.manual_backward(self.net(batch).square().mean())
+                self.optimizers().step()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    module = Critic()
+    found = plan(
+        module, torch.randn(8, 100), bandwidth="1gbit", methods=["fp32"], steps=2, trainer={"accelerator": "cpu"}
+    )
+    assert module.batches == 3 + 2
+    assert found.recommended == "fp32"
+
+
 def test_a_second_optimizers_turn_is_no_part_of_the_step() -> None:
     class Ready:
         def __init__(self, parameter: torch.Tensor) -> None:
