@@ -27,7 +27,8 @@ main() {
   parse "$@"
   check
   trap cleanup EXIT
-  trap 'exit 130' INT TERM HUP
+  # Ctrl-C reaches us and the program that started us, which then ends us too: once is enough
+  trap 'trap "" INT TERM HUP; exit 130' INT TERM HUP
   build
   start "${command[@]}"
   finish
@@ -89,7 +90,6 @@ check() {
 
 # shellcheck disable=SC2317  # called by the trap
 cleanup() {
-  trap '' INT TERM HUP # Ctrl-C reaches us and the program that started us, which then ends us too
   local host
   [[ ${#pids[@]} -eq 0 ]] || { kill "${pids[@]}" && wait; } 2>/dev/null
   for ((host = 0; host < hosts; host++)); do ip netns del "$id-$host"; done 2>/dev/null
