@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning_compress.compressors.topk import TopK
 from lightning_compress.memory.momentum import MomentumCorrection
+from lightning_compress.optim.compressed_adam import CLAN_CODE
 from lightning_compress.schedule import DensityWarmup
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -22,7 +23,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "_randomk": {"compressor": "randomk"},
     "_dithering": {"compressor": "dithering"},
     "_natural": {"compressor": "natural"},
-    "_clan": {"compressor": "onebit", "memory": "error_feedback", "exchange": "two_way"},
+    "_clan": {"compressor": CLAN_CODE, "memory": "error_feedback", "exchange": "two_way"},
     "_dgc": {"compressor": TopK(0.01), "memory": MomentumCorrection(0.9), "schedule": DensityWarmup()},
 }
 """Arguments of ``CompressedStrategy`` by the suffix of the strategy's name; a compressor's name stands for its defaults.

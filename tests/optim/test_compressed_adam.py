@@ -48,8 +48,8 @@ def test_a_dense_exchange_is_the_plain_optimizer(update: Any, expected: Any) -> 
 
 def test_the_default_is_clan() -> None:
     model, exchange = train(lambda p: CompressedAdam(p, **ADAM))
-    assert exchange.settings == GradientExchange("onebit", "error_feedback").settings
-    reference, _ = train(lambda p: LANS(p, **ADAM), compressor="onebit")
+    assert exchange.settings == GradientExchange(OneBit(block_size=256), "error_feedback").settings
+    reference, _ = train(lambda p: LANS(p, **ADAM), compressor=OneBit(block_size=256))
     assert distance(model, reference) == 0.0
     assert exchange.stats()["ratio"] > 20
 
@@ -105,7 +105,7 @@ def test_what_the_exchange_was_given_holds_also_where_it_is_the_default() -> Non
     later = CompressedAdam(make_model().parameters(), exchanged="momentum", freeze_step=4)
     exchange = GradientExchange(memory="auto", start_step=0)
     exchange.configure([later])
-    assert (exchange.settings.compressor, exchange.settings.start_step) == (OneBit(), 0)
+    assert (exchange.settings.compressor, exchange.settings.start_step) == (OneBit(block_size=256), 0)
 
 
 def test_several_must_say_the_same() -> None:

@@ -62,7 +62,7 @@ def test_methods_are_the_presets_mildest_first() -> None:
     assert names[:2] == ["fp32", "bf16"]
     assert {"quantize", "topk", "dgc"} < set(names)
     assert names.index("quantize") < names.index("ternary") < names.index("onebit") < names.index("topk")
-    assert mildness("clan") == mildness("onebit") + 1  # the same code
+    assert mildness("clan") == mildness("onebit") + 1  # nearly the same code
     assert names[-1] == "dgc"  # the only one that is not placed
     assert check_names(["topk", "fp32", "topk"], Nodes.alone(2)) == ["fp32", "topk"]
     with pytest.raises(ValueError, match="'topq' is unknown; known are fp32, bf16"):
