@@ -6,6 +6,8 @@ import math
 from datetime import timedelta
 from typing import Any, TypeGuard
 
+from torch import Tensor
+
 
 def is_whole(value: Any) -> TypeGuard[int]:
     """Whether it is an int; True and 4.0 are not."""
@@ -15,6 +17,14 @@ def is_whole(value: Any) -> TypeGuard[int]:
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether it is a finite int or float."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_not_negative(**values: Any) -> None:
+    """Raises ValueError that names the first of these arguments that is no number (or tensor of one), or below 0."""
+    for name, value in values.items():
+        number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        if not is_number(number) or number < 0.0:
+            raise ValueError(f"{name} must be a number and not negative, got {value!r}")
 
 
 def check_switch(name: str, value: Any) -> None:

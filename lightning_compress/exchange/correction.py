@@ -24,7 +24,8 @@ class LocalClip:
     Attributes:
         memory: Where the threshold stands.
         world_size: Number of ranks.
-        previous: Norm of the last step's gradient, unscaled, float64; None before the first.
+        previous: Norm of the last step's gradient that was finite, unscaled, float64; None before the first.
+        before: What ``previous`` was a step earlier, for a step that is undone; None where none can be.
         squares: Sum of squares over this step's buckets so far, in scaled units, float64.
         factor: What gradients are multiplied by.
     """
@@ -32,6 +33,7 @@ class LocalClip:
     memory: MomentumCorrection
     world_size: int
     previous: Tensor | None = None
+    before: Tensor | None = None
     squares: Tensor | None = None
     factor: Tensor | float = 1.0
 
@@ -39,6 +41,16 @@ class LocalClip:
     def waits(self) -> bool:
         """Whether buckets wait until the whole gradient is there."""
         return self.memory.clip_norm is not None and self.memory.clip_norm_from == "this_step"
+
+    def recall(self, norm: Tensor | None) -> None:
+        """Goes on after a step whose gradient had that norm."""
+        self.previous, self.before = norm, None
+
+    def settle(self, skipped: Tensor | bool) -> None:
+        """Forgets the last step's norm if a loss scaler has skipped that step."""
+        if self.previous is not None and self.before is not None and skipped is not False:
+            undone = torch.as_tensor(skipped, device=self.previous.device)
+            self.previous = torch.where(undone, self.before, self.previous)
 
     def begin_step(self) -> None:
         """Before the first bucket."""
@@ -56,9 +68,11 @@ class LocalClip:
     def end_step(self, scale: float | Tensor) -> None:
         """After the last bucket has been noted."""
         assert self.squares is not None
-        self.previous = self.squares.sqrt() / scale
+        norm = self.squares.sqrt() / scale
         if self.waits:
-            self.factor = self.memory.clip_factor(self.previous, self.world_size)
+            self.factor = self.memory.clip_factor(norm, self.world_size)
+        self.before = torch.zeros_like(norm) if self.previous is None else self.previous  # a norm of zero clips nothing
+        self.previous = torch.where(norm.isfinite(), norm, self.before)
 
 
 @dataclass

@@ -83,7 +83,7 @@ class RankExchange:
         if previous is not None and previous.memories.fits(self.memories):
             self.memories = previous.memories
             if self.clip is not None and previous.clip is not None:
-                self.clip.previous = previous.clip.previous
+                self.clip.recall(previous.clip.previous)
         if self.settings.schedule is not None:
             self.settings.schedule.stage_steps(steps_per_epoch)  # raises when nobody knows how long an epoch is
 
@@ -95,6 +95,13 @@ class RankExchange:
     def close(self) -> None:
         """Ends its threads; what is remembered stays."""
         self._threads.close()
+
+    def settle(self, scale: float | Tensor) -> Tensor | bool:
+        """Forgets what was written for a step that the loss scaler has skipped (see ``Memories.settle``)."""
+        skipped = self.memories.settle(scale)
+        if self.clip is not None:
+            self.clip.settle(skipped)
+        return skipped
 
     def begin_step(self, step: int) -> None:
         """Before the first bucket of a step."""
@@ -173,16 +180,15 @@ class RankExchange:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Fills this rank's memories (see ``state.restore``)."""
         if self.clip is not None:
-            self.clip.previous = None
+            self.clip.recall(None)
         restore(state, self.memories, self.plan, self.parameters, self.rank, self.nodes)
         if self.clip is not None and state.get("norms"):
             norms = state["norms"]
             own = (
                 norms[state["ranks"].index(self.rank)] if len(norms) == len(state["ranks"]) else sum(norms) / len(norms)
             )
-            self.clip.previous = torch.tensor(
-                own, dtype=torch.float64, device=next(iter(self.parameters.values())).device
-            )
+            device = next(iter(self.parameters.values())).device
+            self.clip.recall(torch.tensor(own, dtype=torch.float64, device=device))
 
     def _plan_at(self, density: float | None) -> BlockPlan:
         if density not in self._plans:

@@ -129,9 +129,9 @@ class Runtime:
 
     def settle(self) -> None:
         """Brings the memories up to date with the loss scaler."""
-        self._stats.count_skipped(self.exchange.memories.settle(self._scale()))
+        self._stats.count_skipped(self.exchange.settle(self._scale()))
         for debt in self.debts:
-            debt.exchange.memories.settle(self._scale())
+            debt.exchange.settle(self._scale())
 
     def hand_over(self, bucket: Any, step: int) -> torch.futures.Future[Tensor]:
         """Starts the exchange of one ``GradBucket``; the future holds the bucket's buffer when it is the mean of all ranks."""

@@ -71,4 +71,4 @@ class MomentumCorrection:
         """
         assert self.clip_norm is not None
         factor = (self.clip_norm * world_size**0.5 / norm.clamp_min(1e-30)).clamp_max(1.0)
-        return torch.nan_to_num(factor, 1.0).float()
+        return torch.where(norm.isfinite(), factor, 1.0).float()

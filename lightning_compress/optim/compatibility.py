@@ -22,7 +22,7 @@ def mark_corrected(parameters: Mapping[str, torch.Tensor], plan: BlockPlan | Non
 
 
 def require_compatible(optimizer: torch.optim.Optimizer, memory: Any) -> None:
-    """Refuses an optimizer that would apply momentum to velocities.
+    """Refuses an optimizer that would apply momentum to velocities, or none to what travels as gradients.
 
     Raises:
         ValueError: It would, or its momentum is not that of the correction.
@@ -35,7 +35,8 @@ def require_compatible(optimizer: torch.optim.Optimizer, memory: Any) -> None:
             if (group["momentum"], group["nesterov"]) != (memory.momentum, memory.nesterov):
                 raise ValueError(
                     f"DGCSGD has momentum={group['momentum']}, nesterov={group['nesterov']} and MomentumCorrection has "
-                    f"momentum={memory.momentum}, nesterov={memory.nesterov}: give both the same."
+                    f"momentum={memory.momentum}, nesterov={memory.nesterov}: give both the same, also in every group, and "
+                    "a schedule that moves the momentum (OneCycleLR, CyclicLR) cycle_momentum=False."
                 )
     elif not isinstance(optimizer, torch.optim.SGD):
         raise ValueError(
@@ -46,7 +47,8 @@ def require_compatible(optimizer: torch.optim.Optimizer, memory: Any) -> None:
         raise ValueError(
             f"torch.optim.SGD(momentum=...) would apply momentum twice under MomentumCorrection: {remedy}."
         )
-    elif any(group["weight_decay"] for group in optimizer.param_groups):
+    elif memory.momentum:
         raise ValueError(
-            f"Weight decay needs momentum too, which torch.optim.SGD without momentum does not give it: {remedy}."
+            "Small tensors, which travel as gradients, and weight decay need momentum too, which torch.optim.SGD without "
+            f"momentum does not give them: {remedy}."
         )

@@ -13,7 +13,7 @@ from typing_extensions import override
 from lightning_compress.compressors.onebit import OneBit
 from lightning_compress.memory.shared_momentum import SharedMomentum
 from lightning_compress.optim.lans import Scales, accumulate, lans_update
-from lightning_compress.optim.moments import Batch, MomentOptimizer, check_arguments
+from lightning_compress.optim.moments import Batch, MomentOptimizer
 
 if TYPE_CHECKING:
     from lightning_compress.compressors.base import Compressor
@@ -80,8 +80,7 @@ class CompressedAdam(MomentOptimizer):
         start_step: int | None = None,
         schedule: DensityWarmup | None = None,
     ) -> None:
-        check_arguments(lr, betas, eps, weight_decay)
-        _check(update, exchanged, freeze_step, normalize_grad, maximize, memory)
+        _check(update, exchanged, freeze_step, normalize_grad, memory)
         self.exchanged = exchanged
         said = {
             "compressor": compressor,
@@ -149,6 +148,18 @@ class CompressedAdam(MomentOptimizer):
         return {**super().__getstate__(), **own, "_attached": False, "_receives_momenta": False, "_names": {}}
 
     @override
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        if group["update"] not in ("lans", "adam"):
+            raise ValueError(f"update must be 'lans' or 'adam', got {group['update']!r}")
+        if self.exchanged == "momentum" and group["normalize_grad"]:
+            raise ValueError(
+                "normalize_grad=True needs the norm of the mean gradient, which exchanged='momentum' never has"
+            )
+        if self.exchanged == "momentum" and group["maximize"]:
+            raise ValueError("maximize=True does not go with exchanged='momentum': negate the loss")
+
+    @override
     def _update(self, batch: Batch, group: dict[str, Any]) -> None:
         if self._receives_momenta:
             self._take_momenta(batch)
@@ -196,9 +207,7 @@ def _holds(group: dict[str, Any], parameter: Tensor) -> bool:
     return any(p is parameter for p in group["params"])
 
 
-def _check(update: Any, exchanged: Any, freeze_step: Any, normalize_grad: Any, maximize: bool, memory: Any) -> None:
-    if update not in ("lans", "adam"):
-        raise ValueError(f"update must be 'lans' or 'adam', got {update!r}")
+def _check(update: Any, exchanged: Any, freeze_step: Any, normalize_grad: Any, memory: Any) -> None:
     if exchanged not in ("gradient", "momentum"):
         raise ValueError(f"exchanged must be 'gradient' or 'momentum', got {exchanged!r}")
     if update == "adam" and normalize_grad:
@@ -212,12 +221,6 @@ def _check(update: Any, exchanged: Any, freeze_step: Any, normalize_grad: Any, m
             "exchanged='momentum' needs freeze_step, the number of steps after which the second moment is frozen, 1 or more: "
             f"15 to 25 % of the run; got {freeze_step!r}"
         )
-    if normalize_grad:
-        raise ValueError(
-            "normalize_grad=True needs the norm of the mean gradient, which exchanged='momentum' never has"
-        )
-    if maximize:
-        raise ValueError("maximize=True does not go with exchanged='momentum': negate the loss")
     if memory not in (None, "auto", "error_feedback"):
         raise ValueError(
             f"memory={memory!r} does not go with exchanged='momentum', which brings its own error feedback"

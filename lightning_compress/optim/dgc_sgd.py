@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 from typing_extensions import override
 
+from lightning_compress.checks import check_not_negative, is_number
+
 CORRECTED = "lightning_compress_corrected"
 """Attribute of a parameter whose gradient, after the exchange, is a velocity."""
 
@@ -38,15 +40,18 @@ class DGCSGD(Optimizer):
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        if lr < 0.0:
-            raise ValueError(f"lr must not be negative, got {lr!r}")
-        if not 0.0 <= momentum < 1.0:
-            raise ValueError(f"momentum must lie in [0, 1), got {momentum!r}")
-        if weight_decay < 0.0:
-            raise ValueError(f"weight_decay must not be negative, got {weight_decay!r}")
-        if nesterov and momentum == 0.0:
-            raise ValueError("nesterov=True needs a momentum above 0")
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov})
+
+    @override
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, whose own settings are checked like the constructor's."""
+        group = {**self.defaults, **param_group}
+        check_not_negative(lr=group["lr"], weight_decay=group["weight_decay"])
+        if not is_number(group["momentum"]) or not 0.0 <= group["momentum"] < 1.0:
+            raise ValueError(f"momentum must lie in [0, 1), got {group['momentum']!r}")
+        if group["nesterov"] and group["momentum"] == 0.0:
+            raise ValueError("nesterov=True needs a momentum above 0")
+        super().add_param_group(param_group)
 
     @override
     @torch.no_grad()

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lightning_compress.kernels.cpu import lans as kernel
 from lightning_compress.kernels.cpu.lans import Coefficients
-from lightning_compress.optim.moments import Batch, MomentOptimizer, Part, Tensors, check_arguments
+from lightning_compress.optim.moments import Batch, MomentOptimizer, Part, Tensors
 
 TrustClip = tuple[float, float]
 
@@ -63,9 +63,6 @@ class LANS(MomentOptimizer):
         trust_clip: TrustClip | None = None,
         maximize: bool = False,
     ) -> None:
-        check_arguments(lr, betas, eps, weight_decay)
-        if trust_clip is not None and not (len(trust_clip) == 2 and 0.0 <= trust_clip[0] <= trust_clip[1]):
-            raise ValueError(f"trust_clip must be (low, high) with 0 <= low <= high, or None, got {trust_clip!r}")
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -79,6 +76,13 @@ class LANS(MomentOptimizer):
             "maximize": maximize,
         }
         super().__init__(params, defaults)
+
+    @override
+    def _check_group(self, group: dict[str, Any]) -> None:
+        super()._check_group(group)
+        trust_clip = group["trust_clip"]
+        if trust_clip is not None and not (len(trust_clip) == 2 and 0.0 <= trust_clip[0] <= trust_clip[1]):
+            raise ValueError(f"trust_clip must be (low, high) with 0 <= low <= high, or None, got {trust_clip!r}")
 
     @override
     def _update(self, batch: Batch, group: dict[str, Any]) -> None:

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 from typing_extensions import override
 
+from lightning_compress.checks import check_not_negative, is_number
+
 Tensors = tuple[Tensor, ...] | list[Tensor]
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _CPU_NUMEL = 1 << 16
@@ -102,17 +104,36 @@ class MomentOptimizer(Optimizer):
         return loss
 
     @override
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, whose own settings are checked like the constructor's."""
+        self._check_group({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        """Raises a ValueError that names the setting which is out of its range."""
+        check_arguments(group["lr"], group["betas"], group["eps"], group["weight_decay"])
+
+    @override
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # the state of another Adam lacks what only this one has
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what ``state_dict()`` gave; moments keep their type and follow their parameter's device."""
+        """Loads what ``state_dict()`` gave, or another Adam's; moments keep their type and follow their parameter's device."""
         super().load_state_dict(state_dict)
         # torch has cast them to the parameter's type
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         own = chain.from_iterable(group["params"] for group in self.param_groups)
         for key, parameter in zip(saved, own, strict=True):
+            state = state_dict["state"].get(key, {})
+            if "step" in state:
+                self.state[parameter]["step"] = int(state["step"])  # torch.optim's are tensors
             for name in MOMENTS:
-                if name in state_dict["state"].get(key, {}):
-                    moment = state_dict["state"][key][name]
-                    self.state[parameter][name] = moment.to(parameter.device, wide_dtype(parameter), copy=True)
+                if name in state:
+                    self.state[parameter][name] = state[name].to(parameter.device, wide_dtype(parameter), copy=True)
 
     def _state(self, parameter: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]
@@ -139,14 +160,13 @@ def check_arguments(lr: Any, betas: Any, eps: Any, weight_decay: Any) -> None:
     Raises:
         ValueError: The message names the argument.
     """
-    if not lr >= 0.0:
-        raise ValueError(f"lr must not be negative, got {lr!r}")
-    if not isinstance(betas, Sequence) or len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+    check_not_negative(lr=lr, eps=eps, weight_decay=weight_decay)
+    if (
+        not isinstance(betas, Sequence)
+        or len(betas) != 2
+        or not all(is_number(beta) and 0.0 <= beta < 1.0 for beta in betas)
+    ):
         raise ValueError(f"betas must be two numbers in [0, 1), got {betas!r}")
-    if not eps >= 0.0:
-        raise ValueError(f"eps must not be negative, got {eps!r}")
-    if not weight_decay >= 0.0:
-        raise ValueError(f"weight_decay must not be negative, got {weight_decay!r}")
 
 
 def _batches(parameters: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -296,3 +296,36 @@ def test_every_parameter_needs_a_momentum() -> None:
 def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GradientExchange().configure([CompressedAdam(make_model().parameters(), **arguments)])
+
+
+@pytest.mark.parametrize(
+    ("group", "arguments", "message"),
+    [
+        ({"update": "sgd"}, {}, "update"),
+        ({"betas": (1.5, 2.0)}, {}, "betas"),
+        ({"normalize_grad": True}, {"exchanged": "momentum", "freeze_step": 3}, "normalize_grad"),
+        ({"maximize": True}, {"exchanged": "momentum", "freeze_step": 3}, "maximize"),
+    ],
+)
+def test_bad_settings_of_a_group_are_named(group: dict[str, Any], arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CompressedAdam([{"params": make_model().parameters(), **group}], **arguments)
+
+
+def test_the_state_of_torchs_adam_goes_on() -> None:
+    models = make_model(torch.float64), make_model(torch.float64)
+    before, after = torch.optim.AdamW(models[0].parameters(), **ADAM, eps=1e-6), None
+    for step, (batch,) in enumerate(make_batches(1, 6, torch.float64)):
+        if step == 3:
+            models[1].load_state_dict(models[0].state_dict())
+            after = CompressedAdam(models[1].parameters(), update="adam")
+            after._attached = True  # says nothing about being dense
+            after.load_state_dict(before.state_dict())
+        for model, optimizer in zip(models, (before, after), strict=True):
+            if optimizer is not None:
+                optimizer.zero_grad()
+                loss_of(model, batch).backward()
+                optimizer.step()
+    assert after is not None
+    assert after.param_groups[0]["lr"] == ADAM["lr"]
+    assert distance(*models) < 1e-12

@@ -148,6 +148,57 @@ def test_clipping_scales_the_whole_local_gradient() -> None:
         assert torch.allclose(value, expected[name] * factor, rtol=1e-5), name
 
 
+@pytest.mark.parametrize(
+    ("norms", "skipped", "factor"),
+    [
+        ([4.0], False, 0.25),
+        ([torch.inf], False, 1.0),
+        ([4.0, torch.inf], False, 0.25),  # the last norm that says anything
+        ([4.0, 8.0], True, 0.25),
+        ([4.0], torch.tensor(True), 1.0),
+    ],
+)
+def test_the_norm_of_a_step_that_counts_clips_the_next(norms: list[float], skipped: Any, factor: float) -> None:
+    clip = LocalClip(MomentumCorrection(clip_norm=1.0, clip_norm_from="previous_step"), world_size=1)
+    for norm in norms:
+        clip.begin_step()
+        clip.add(torch.tensor([norm]))
+        clip.end_step(1.0)
+    clip.settle(skipped)
+    clip.begin_step()
+    assert float(clip.factor) == factor
+
+
+def train_with_scaler(clip: Any, overflow: bool) -> list[Tensor]:
+    """Eight steps, of which a loss scaler skips the fourth, or seven."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=100)
+    ddp = DistributedDataParallel(make_model())
+    correction = MomentumCorrection(0.9, clip_norm=0.3, clip_norm_from=clip)
+    exchange = register_comm_hook(ddp, TopK(0.1), correction, grad_scaler=scaler)
+    optimizer = DGCSGD(ddp.parameters(), **SGD)
+    for step, batches in enumerate(make_batches(2, 8)):
+        if step == 3 and not overflow:
+            continue
+        optimizer.zero_grad()
+        loss = loss_of(ddp, batches[dist.get_rank()])
+        scaler.scale(loss * 1e38 if step == 3 and dist.get_rank() == 1 else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    exchange.close()
+    return [p.detach().clone() for p in ddp.parameters()]
+
+
+def with_and_without_overflow() -> list[bool]:
+    return [
+        all(map(torch.equal, train_with_scaler(clip, True), train_with_scaler(clip, False)))
+        for clip in ("this_step", "previous_step")
+    ]
+
+
+def test_a_step_that_the_scaler_skips_leaves_no_trace() -> None:
+    assert run_ranks(with_and_without_overflow, 2) == [[True, True]] * 2
+
+
 def train_on_ranks(settings: dict[str, Any]) -> dict[str, Tensor]:
     model = DistributedDataParallel(make_model(), bucket_cap_mb=0.1)
     exchange = register_comm_hook(model, **settings)
@@ -198,7 +249,7 @@ def test_the_exchange_is_chosen_by_bytes() -> None:
     ("optimizer", "accepted"),
     [
         (lambda p: DGCSGD(p, momentum=0.9), True),
-        (lambda p: torch.optim.SGD(p, 0.1), True),
+        (lambda p: torch.optim.SGD(p, 0.1), False),
         (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), False),
         (lambda p: torch.optim.SGD([{"params": p, "momentum": 0.5}], 0.1), False),
         (lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.1), False),
@@ -215,6 +266,10 @@ def test_optimizers_that_would_apply_momentum_twice_are_refused(optimizer: Any, 
     else:
         with pytest.raises(ValueError, match=r"DGCSGD|same"):
             require_compatible(chosen, MomentumCorrection(0.9))
+
+
+def test_without_momentum_plain_sgd_will_do() -> None:
+    require_compatible(torch.optim.SGD(make_model().parameters(), 0.1, weight_decay=0.1), MomentumCorrection(0.0))
 
 
 def step_with_adam() -> str:
@@ -250,7 +305,11 @@ def test_plain_ddp_refuses_such_an_optimizer_at_its_first_step() -> None:
         (lambda: GradientExchange("none", MomentumCorrection()), "compressor"),
         (lambda: DGCSGD(make_model().parameters(), momentum=1.0), "momentum"),
         (lambda: DGCSGD(make_model().parameters(), lr=-1.0), "lr"),
+        (lambda: DGCSGD(make_model().parameters(), lr="0.1"), "lr"),  # type: ignore[arg-type]
+        (lambda: DGCSGD(make_model().parameters(), lr=float("nan")), "lr"),
         (lambda: DGCSGD(make_model().parameters(), weight_decay=-1.0), "weight_decay"),
+        (lambda: DGCSGD([{"params": make_model().parameters(), "momentum": 1.5}]), "momentum"),
+        (lambda: DGCSGD([{"params": make_model().parameters(), "nesterov": True}], momentum=0.0), "nesterov"),
     ],
 )
 def test_bad_settings_name_the_argument(make: Any, message: str) -> None:

@@ -171,6 +171,8 @@ def test_closure_and_loss_scaler() -> None:
     ("argument", "value"),
     [
         ("lr", -1.0),
+        ("lr", "0.1"),
+        ("lr", float("nan")),
         ("betas", (1.0, 0.9)),
         ("betas", 0.9),
         ("eps", -1.0),
@@ -182,6 +184,8 @@ def test_closure_and_loss_scaler() -> None:
 def test_bad_arguments_are_named(argument: str, value: Any) -> None:
     with pytest.raises(ValueError, match=argument):
         LANS([torch.zeros(1)], **{argument: value})
+    with pytest.raises(ValueError, match=argument):
+        LANS([{"params": [torch.zeros(1)], argument: value}])
 
 
 def test_unsupported_tensors_are_named() -> None:
