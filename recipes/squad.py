@@ -32,6 +32,10 @@ class Question:
         self.answerable = answerable
         self.windows: list[Window] = []
 
+    def is_placed(self) -> bool:
+        """Return whether the first answer, if there is one, stands in the text where the file says."""
+        return all(start >= 0 and self.context.startswith(text, start) for text, start in self.answers[:1])
+
     def right_answers(self) -> dict[str, list[str] | list[int]]:
         """Return the answers as torchmetrics expects them."""
         answers = self.answers or [("", 0)]
@@ -95,24 +99,26 @@ def read_questions(path: Path) -> list[Question]:
     """Read a file in SQuAD's JSON, version 1.1 or 2.0.
 
     Raises:
-        ValueError: If it is not such a file.
+        ValueError: If it is not such a file, with what is wrong in it.
     """
     try:
         articles = json.loads(path.read_text(encoding="utf-8"))["data"]
         return [
-            Question(
-                item["id"],
-                item["question"],
-                paragraph["context"],
-                [(answer["text"], answer["answer_start"]) for answer in item["answers"]],
-                answerable="is_impossible" not in item,
-            )
+            _question(item, paragraph["context"])
             for article in articles
             for paragraph in article["paragraphs"]
             for item in paragraph["qas"]
         ]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not SQuAD's JSON: {error!r}") from None
+
+
+def _question(item: dict[str, Any], context: str) -> Question:
+    found = [(answer["text"], answer["answer_start"]) for answer in item["answers"]]
+    texts = (item["question"], context, *(text for text, _ in found))
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(start, int) for _, start in found):
+        raise TypeError(f"question {item['id']!r} has a text that is none, or an answer_start that is no number")
+    return Question(item["id"], item["question"], context, found, answerable="is_impossible" not in item)
 
 
 def answers(starts: Tensor, ends: Tensor, questions: Sequence[Question], max_answer: int) -> list[str]:
@@ -135,9 +141,10 @@ def answers(starts: Tensor, ends: Tensor, questions: Sequence[Question], max_ans
         best, none, answer = float("-inf"), float("inf"), ""
         for window in question.windows:
             none = min(none, float(starts[row, 0] + ends[row, 0]))
-            score, first, last = _best_span(starts[row], ends[row], window.text, max_answer)
-            if score > best:
-                best, answer = score, question.context[window.offsets[first][0] : window.offsets[last][1]]
+            if window.text:
+                score, first, last = _best_span(starts[row], ends[row], window.text, max_answer)
+                if score > best:
+                    best, answer = score, question.context[window.offsets[first][0] : window.offsets[last][1]]
             row += 1
         result.append(answer if question.answerable or best > none else "")
     return result

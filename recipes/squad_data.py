@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from pytorch_lightning import LightningDataModule
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import override
@@ -71,13 +72,13 @@ class SquadData(LightningDataModule):
 
     @override
     def setup(self, stage: str) -> None:
-        """Read the files and cut the training texts into windows.
+        """Read the files and cut the training texts into windows, without questions whose answer is not where they say.
 
         Raises:
             ValueError: If a file is damaged, or training has less than one batch per process.
         """
         if stage == "fit" and not self.train:
-            questions = read_questions(self.train_file)
+            questions = _placed(read_questions(self.train_file))
             for question, windows in zip(questions, self._windows(questions), strict=True):
                 answer = question.answers[0] if question.answers else None
                 self.train += [(window, window.positions(answer)) for window in windows]
@@ -106,6 +107,16 @@ class SquadData(LightningDataModule):
 
     def _inputs(self, windows: Sequence[Window]) -> dict[str, Tensor]:
         return padded([window.ids for window in windows], [window.types for window in windows], self._pad)
+
+
+def _placed(questions: list[Question]) -> list[Question]:
+    placed = [one for one in questions if one.is_placed()]
+    if lost := [one for one in questions if not one.is_placed()]:
+        rank_zero_warn(
+            f"{len(lost)} of {len(questions)} questions are left out of training: their text has no such answer at "
+            f"answer_start; the first is {lost[0].id!r}"
+        )
+    return placed
 
 
 def _find(root: str | None, version: Version) -> tuple[Path, Path]:

@@ -151,7 +151,7 @@ def _read_all(paths: Iterable[Path], read: Callable[[Path], Iterator[str]]) -> I
 
 
 def _column(data: Iterable[dict[str, str]]) -> Iterator[str]:
-    return (row["text"] for row in data)
+    return (row["text"] for row in data if row["text"])  # saved corpora have rows without text
 
 
 def _joined_docstrings(packages: Iterable[str]) -> Iterator[str]:
@@ -159,12 +159,12 @@ def _joined_docstrings(packages: Iterable[str]) -> Iterator[str]:
 
 
 def _whole_file(path: Path) -> Iterator[str]:
-    yield "".join(_lines(path))
+    yield "".join(lines(path))
 
 
 def _split_at_blank_lines(path: Path) -> Iterator[str]:
     document: list[str] = []
-    for line in _lines(path):
+    for line in lines(path):
         if line.strip():
             document.append(line)
         elif document:
@@ -174,9 +174,14 @@ def _split_at_blank_lines(path: Path) -> Iterator[str]:
         yield "".join(document)
 
 
-def _lines(path: Path) -> Iterator[str]:
+def lines(path: Path) -> Iterator[str]:
+    """Read the lines of a UTF-8 file.
+
+    Raises:
+        ValueError: If it is not UTF-8, with its name.
+    """
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:  # Excel and others put a mark of byte order before the first line
             yield from file
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from None

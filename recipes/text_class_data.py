@@ -179,26 +179,42 @@ class TextClassData(LightningDataModule):
         path = root / f"{split}.{kind}"
         rows = read_tsv(path) if kind == "tsv" else read_jsonl(path)
         text, pair, label = self.columns
-        try:
-            return [Example(row[text], None if pair is None else row[pair], str(row[label])) for row in rows]
-        except KeyError as error:
-            raise ValueError(f"{path} has no column {error}: set text_column, pair_column and label_column") from None
-
-
-def read_tsv(path: Path) -> Iterator[dict[str, Any]]:
-    """Read lines of tab-separated columns; the first line names them. Quotes are characters like others, as in GLUE."""
-    with path.open(encoding="utf-8", newline="") as file:
-        yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-
-
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Read a JSON object from each line."""
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
+        examples = []
+        for number, row in rows:
             try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
+                one = Example(row[text], None if pair is None else row[pair], str(row[label]))
+            except KeyError as error:
+                raise ValueError(
+                    f"{path} has no column {error}: set text_column, pair_column and label_column"
+                ) from None
+            empty = [column for column in self.columns if column is not None and row[column] is None]
+            if empty or not isinstance(one.text, str) or not isinstance(one.pair, str | None):
+                raise ValueError(f"{path}, line {number}: no text in column {(*empty, text)[0]!r}")
+            examples.append(one)
+        return examples
+
+
+def read_tsv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read lines of tab-separated columns; the first line names them. Quotes are characters like others, as in GLUE.
+
+    Yields:
+        The number of each line and its columns; None in those that it lacks.
+    """
+    reader = csv.DictReader(sources.lines(path), delimiter="\t", quoting=csv.QUOTE_NONE)
+    for row in reader:
+        yield reader.line_num, row
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read the number of each line and the JSON object on it."""
+    for number, line in enumerate(sources.lines(path), start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}: no JSON object")
+        yield number, row
 
 
 def write_docstrings(packages: Sequence[str], folder: Path) -> None:

@@ -126,6 +126,41 @@ def test_what_is_missing_is_named(tmp_path: Path, vocabulary: str, monkeypatch: 
         read_questions(tmp_path / "a.json")
 
 
+def test_what_is_wrong_in_a_file_is_named(tmp_path: Path) -> None:
+    good = {"id": "7", "question": "where ?", "answers": [{"text": "oslo", "answer_start": 17}]}
+    path = tmp_path / "a.json"
+    for bad in ({"question": None}, {"answers": None}, {"answers": [{"text": "oslo", "answer_start": "17"}]}):
+        path.write_text(json.dumps({"data": [{"paragraphs": [{"context": CONTEXT, "qas": [{**good, **bad}]}]}]}))
+        with pytest.raises(ValueError, match=r"a\.json is not SQuAD's JSON: TypeError"):
+            read_questions(path)
+    path.write_bytes('{"data": "Größe"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"a\.json is not SQuAD's JSON: UnicodeDecodeError"):
+        read_questions(path)
+
+
+@pytest.mark.parametrize("start", [18, 5000, 17 - len(CONTEXT)])
+def test_answers_at_another_place_are_left_out_of_training_and_said(
+    tmp_path: Path, vocabulary: str, start: int
+) -> None:
+    write_squad(tmp_path)
+    path = tmp_path / "train-v1.1.json"
+    content = json.loads(path.read_text())
+    content["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] = start
+    everything = squad(tmp_path, vocabulary)
+    everything.setup("fit")
+    path.write_text(json.dumps(content))
+    data = squad(tmp_path, vocabulary)
+    with pytest.warns(UserWarning, match="1 of 12 questions are left out of training.*first is '0'"):
+        data.setup("fit")
+    assert len(data.train) == len(everything.train) * 11 // 12
+
+
+def test_a_text_without_words_has_no_answer(vocabulary: str) -> None:
+    question = Question("0", "where ?", "  ", [], True)
+    (question.windows,) = Windows(load_tokenizer(vocabulary), 30, 0, 8)([question])
+    assert answers(torch.zeros(1, 30), torch.zeros(1, 30), [question], 5) == [""]
+
+
 def test_learns_the_answers(tmp_path: Path, vocabulary: str) -> None:
     pl.seed_everything(0)
     paragraphs = []

@@ -61,7 +61,7 @@ class TestSavedDataset:
         library.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
         monkeypatch.setitem(sys.modules, "datasets", library)
 
-    class Table(list[dict[str, str]]):
+    class Table(list[dict[str, str | None]]):
         @property
         def column_names(self) -> list[str]:
             return list(self[0])
@@ -72,6 +72,8 @@ class TestSavedDataset:
         assert list(text.saved_dataset(str(tmp_path)).documents()) == ["one", "two"]
         self.saved(tmp_path, monkeypatch, test)
         assert list(text.saved_dataset(str(tmp_path)).documents()) == ["three"]
+        self.saved(tmp_path, monkeypatch, self.Table([{"text": "four"}, {"text": ""}, {"text": None}]))
+        assert list(text.saved_dataset(str(tmp_path)).documents()) == ["four"]
 
     def test_what_is_missing_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.saved(tmp_path, monkeypatch, {"test": None})

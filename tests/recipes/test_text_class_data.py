@@ -91,3 +91,27 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "dev.jsonl").write_text("{}\n")
     with pytest.raises(ValueError, match=r"train\.jsonl, line 2: Expecting"):
         prepared(tmp_path, source="jsonl", root=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "message"),
+    [
+        ("tsv", "sentence\tlabel\ngood\tyes\nbad\n", "line 3: no text in column 'label'"),
+        ("jsonl", '{"sentence": null, "label": 1}\n', "line 1: no text in column 'sentence'"),
+        ("jsonl", '{"sentence": 5, "label": 1}\n', "line 1: no text in column 'sentence'"),
+        ("jsonl", "[1]\n", "line 1: no JSON object"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, kind: Any, content: str, message: str) -> None:
+    write(tmp_path, kind)
+    (tmp_path / f"train.{kind}").write_text(content)
+    with pytest.raises(ValueError, match=rf"train\.{kind}, {message}"):
+        prepared(tmp_path, source=kind, root=str(tmp_path))
+
+
+def test_a_mark_of_byte_order_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    write(tmp_path, "tsv")
+    for split in ("train", "dev"):
+        path = tmp_path / f"{split}.tsv"
+        path.write_text("\ufeff" + path.read_text().removeprefix("id\t").replace("\n1\t", "\n"))
+    assert prepared(tmp_path, source="tsv", root=str(tmp_path)).labels == {"no": 0, "yes": 1}
