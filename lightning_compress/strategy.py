@@ -308,6 +308,7 @@ class CompressionGlue(DDPStrategy):
             steps_per_epoch=steps,
             optimizers=self.optimizers,
             ranks_per_node=self.num_processes,
+            tell=self._tell,
         )
 
     def _steps_per_epoch(self) -> int | None:

@@ -102,11 +102,12 @@ class GradientExchange:
         steps_per_epoch: int | None = None,
         optimizers: Sequence[torch.optim.Optimizer] | None = None,
         ranks_per_node: int | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> GradientExchange:
         """Takes over the gradient exchange of ``ddp``; called on all ranks.
 
         Wrapping the same module again keeps its memories, by parameter name where other parameters are trained than before, and
-        the last three arguments where they are None.
+        the last four arguments where they are None.
 
         Args:
             ddp: A wrapped model that has no communication hook yet.
@@ -117,12 +118,13 @@ class GradientExchange:
             optimizers: The model's; settings that a ``CompressedAdam`` brings along complete the exchange's own.
             ranks_per_node: For a hierarchical exchange; None: torchrun's LOCAL_WORLD_SIZE, else ranks are asked for the name
                 of their host.
+            tell: Told, on rank 0, which exchange "auto" chose; None: the logger.
 
         Raises:
             ValueError: ``ddp`` cannot be served; the message says why and what to do.
         """
         self._check(ddp, timeout)
-        told = _given(steps_per_epoch=steps_per_epoch, optimizers=optimizers, ranks_per_node=ranks_per_node)
+        told = _given(steps_per_epoch=steps_per_epoch, optimizers=optimizers, ranks_per_node=ranks_per_node, tell=tell)
         last = self._runtime
         previous = last.exchange if last is not None and last.module is ddp.module else None
         self._told = told if previous is None else {**self._told, **told}

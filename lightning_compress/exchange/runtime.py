@@ -50,6 +50,7 @@ class Runtime:
         steps_per_epoch: For schedules that count epochs.
         optimizers: Those that serve the model.
         ranks_per_node: Where the launcher knows it.
+        tell: Told, on rank 0, which exchange was chosen.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Runtime:
         steps_per_epoch: int | None = None,
         optimizers: Sequence[torch.optim.Optimizer] = (),
         ranks_per_node: int | None = None,
+        tell: Callable[[str], None] = log.info,
     ) -> None:
         self._stats, self._scaler = stats, grad_scaler
         self.module, self._device = ddp.module, next(ddp.module.parameters()).device
@@ -92,7 +94,7 @@ class Runtime:
         )
         topology = self.exchange.settings.topology
         if settings.by_bytes and topology is not None and rank == 0:
-            log.info("lightning-compress: exchange='auto' sends least as %s on %d ranks", topology.name, world_size)
+            tell(f"lightning-compress: exchange='auto' sends least as {topology.name} on {world_size} ranks")
         self.exchange.memories.watch(self._scale())
         self._names = {id(p): name for name, p in self.exchange.parameters.items()}
         self._frozen = {name: p for name, p in ddp.module.named_parameters() if not p.requires_grad}

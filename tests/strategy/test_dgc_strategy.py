@@ -193,9 +193,7 @@ def choose() -> list[str]:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("lightning_compress")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logging.getLogger("pytorch_lightning").addHandler(handler)  # what is logged there is shown
     make_trainer("compressed_dgc", max_steps=1).fit(Classifier(dgc_sgd, 1))
     return [text for text in said if "exchange='auto'" in text]
 
