@@ -92,22 +92,14 @@ class ExchangeSettings:
         topology = _topology(code, exchange)
         hierarchical = exchange.startswith("hierarchical")
         remembered = _memory(code, memory)
-        if hierarchical and isinstance(remembered, MomentumCorrection):
+        _check_memory(remembered, hierarchical)
+        if topology is None:
+            _check_nothing_is_remembered(memory, remembered)
+        if isinstance(remembered, SharedMomentum) and start_step > remembered.freeze_step:
             raise ValueError(
-                "MomentumCorrection keeps the velocity of every rank's own gradient, and exchange='hierarchical' sums "
-                "gradients inside the node first: use exchange='two_way'."
+                f"start_step={start_step} lies behind freeze_step={remembered.freeze_step}: momenta are exchanged "
+                "compressed, so the dense steps must end at freeze_step or before."
             )
-        if hierarchical and isinstance(remembered, SharedMomentum):
-            raise ValueError(
-                "exchanged='momentum' encodes whole parameters' momenta, and with exchange='hierarchical' each rank encodes a "
-                "shard of its node's gradients: use exchange='two_way', or CompressedAdam(exchanged='gradient')."
-            )
-        if topology is None and memory not in ("auto", "none") and isinstance(remembered, ErrorFeedback):
-            raise ValueError(f"memory={memory!r} has nothing to remember beside compressor='none': use memory='auto'.")
-        if topology is None and isinstance(remembered, MomentumCorrection):
-            raise ValueError("MomentumCorrection needs a compressor: without one use torch.optim.SGD(momentum=...).")
-        if isinstance(remembered, SharedMomentum):
-            _check_shared_momentum(remembered, topology, start_step)
         rule = dense_rule(dense)
         if topology is None and rule.code != "auto":
             raise ValueError(
@@ -232,14 +224,27 @@ def _memory(compressor: Compressor, memory: MemoryName | Memory) -> Memory | Non
     return ErrorFeedback() if feedback else None
 
 
-def _check_shared_momentum(memory: SharedMomentum, topology: type[Topology] | None, start_step: int) -> None:
-    if topology is None:
-        raise ValueError("exchanged='momentum' needs a compressor: without one use torch.optim.AdamW.")
-    if start_step > memory.freeze_step:
+def _check_memory(remembered: Memory | None, hierarchical: bool) -> None:
+    if hierarchical and isinstance(remembered, MomentumCorrection):
         raise ValueError(
-            f"start_step={start_step} lies behind freeze_step={memory.freeze_step}: momenta are exchanged compressed, so the "
-            "dense steps must end at freeze_step or before."
+            "MomentumCorrection keeps the velocity of every rank's own gradient, and exchange='hierarchical' sums "
+            "gradients inside the node first: use exchange='two_way'."
         )
+    if hierarchical and isinstance(remembered, SharedMomentum):
+        raise ValueError(
+            "exchanged='momentum' encodes whole parameters' momenta, and with exchange='hierarchical' each rank encodes a "
+            "shard of its node's gradients: use exchange='two_way', or CompressedAdam(exchanged='gradient')."
+        )
+
+
+def _check_nothing_is_remembered(memory: MemoryName | Memory, remembered: Memory | None) -> None:
+    """Of compressor='none', which is DDP's own all-reduce."""
+    if isinstance(remembered, MomentumCorrection):
+        raise ValueError("MomentumCorrection needs a compressor: without one use torch.optim.SGD(momentum=...).")
+    if isinstance(remembered, SharedMomentum):
+        raise ValueError("exchanged='momentum' needs a compressor: without one use torch.optim.AdamW.")
+    if remembered is not None and memory not in ("auto", "none"):
+        raise ValueError(f"memory={memory!r} has nothing to remember beside compressor='none': use memory='auto'.")
 
 
 def _same_type(compressor: Compressor, rule: DenseRule) -> Compressor:
