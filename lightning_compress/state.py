@@ -7,7 +7,8 @@ were:
 - ``velocity``: under momentum correction, the velocities in the same way;
 - ``owner``: the owners' residuals put together into one tensor: each element has exactly one owner;
 - ``nodes``: in a hierarchical exchange a node is one worker, and each of its ranks holds a shard of the residual; the
-  rest of its tensor is zero.
+  rest of its tensor is zero;
+- ``momenta``: whether these are residuals of momenta (``CompressedAdam(exchanged="momentum")``), not of gradients.
 
 What is owed to the model is mean(worker) + owner. It is the same sum on any number of ranks: after a change of world size
 every rank starts from the mean of the worker residuals, and the owner residual is dealt out anew.

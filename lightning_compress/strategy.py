@@ -340,16 +340,17 @@ class CompressionGlue(DDPStrategy):
         self.barrier()  # a rank that leaves with an error must not break the connections that others still make
         for optimizer in self.optimizers:
             require_compatible(getattr(optimizer, "optimizer", optimizer), memory)
-        if trainer.gradient_clip_val is not None and isinstance(memory, SharedMomentum):
+        if not trainer.gradient_clip_val:  # 0 is off, as None
+            return
+        if isinstance(memory, SharedMomentum):
             raise ValueError(
                 "gradient_clip_val would clip momenta, not gradients, under exchanged='momentum': leave it out, or use "
                 "CompressedAdam(exchanged='gradient')."
             )
-        if trainer.gradient_clip_val is not None:
-            raise ValueError(
-                "gradient_clip_val would clip velocities, not gradients, under MomentumCorrection: "
-                f"use MomentumCorrection(clip_norm={trainer.gradient_clip_val}) and leave gradient_clip_val out."
-            )
+        raise ValueError(
+            "gradient_clip_val would clip velocities, not gradients, under MomentumCorrection: "
+            f"use MomentumCorrection(clip_norm={trainer.gradient_clip_val}) and leave gradient_clip_val out."
+        )
 
     def _tell(self, text: str) -> None:
         """Says it once, where Lightning's own messages go."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -59,11 +59,13 @@ class LocalClip:
         if self.previous is not None and self.memory.clip_norm_from == "previous_step":
             self.factor = self.memory.clip_factor(self.previous, self.world_size)
 
-    def add(self, buffer: Tensor) -> None:
-        """Notes a bucket's local gradients."""
-        wide = buffer if buffer.dtype == torch.float64 else buffer.float()
-        square = wide.square().sum(dtype=torch.float64)
-        self.squares = square if self.squares is None else self.squares + square
+    def add(self, gradients: Iterable[Tensor]) -> None:
+        """Notes local gradients of a bucket: of the parameters that the backward has reached, others hold old ones."""
+        for gradient in gradients:
+            wide = gradient if gradient.dtype == torch.float64 else gradient.float()
+            # in float64 the order of the sum, and so DDP's choice of buckets, does not show in the float32 factor
+            square = wide.square().sum(dtype=torch.float64)
+            self.squares = square if self.squares is None else self.squares + square
 
     def end_step(self, scale: float | Tensor) -> None:
         """After the last bucket has been noted."""

@@ -77,6 +77,7 @@ class RankExchange:
         memory = self.settings.memory
         self.momenta = momenta or Momenta()
         self.momenta.serve(memory, self.parameters)
+        self._remembers_momenta: bool = previous is not None and previous._remembers_momenta
         self.clip: LocalClip | None = None
         if isinstance(memory, MomentumCorrection) and memory.clip_norm is not None:
             self.clip = LocalClip(memory, self.world_size)
@@ -107,11 +108,18 @@ class RankExchange:
         """Before the first bucket of a step."""
         if self.clip is not None:
             self.clip.begin_step()
+        momenta = isinstance(self.settings.memory, SharedMomentum) and not self.exchanges_gradients(step)
+        if momenta != self._remembers_momenta:
+            self.memories.clear()  # residuals of gradients are worth nothing among momenta, and the other way round
+            self._remembers_momenta = momenta
+        self.momenta.announce(momenta)
+
+    def exchanges_gradients(self, step: int) -> bool:
+        """Whether what arrives are mean gradients, not velocities or momenta."""
         memory = self.settings.memory
         if isinstance(memory, SharedMomentum):
-            if step == memory.freeze_step:
-                self.memories.clear()  # residuals of gradients
-            self.momenta.announce(step >= memory.freeze_step)
+            return step < memory.freeze_step
+        return not isinstance(memory, MomentumCorrection)
 
     def density(self, step: int) -> float | None:
         """The compressor's density at a step: None is its own, 1.0 a dense exchange."""
@@ -173,6 +181,7 @@ class RankExchange:
     def state(self) -> dict[str, Any]:
         """This rank's memories (see ``state.local_state``)."""
         state = local_state(self.memories, self.plan, self.parameters, self.rank, self.nodes)
+        state["momenta"] = self._remembers_momenta
         if self.clip is not None and self.clip.previous is not None:
             state["norms"] = [float(self.clip.previous)]
         return state
@@ -182,6 +191,7 @@ class RankExchange:
         if self.clip is not None:
             self.clip.recall(None)
         restore(state, self.memories, self.plan, self.parameters, self.rank, self.nodes)
+        self._remembers_momenta = bool(state.get("momenta", False))
         if self.clip is not None and state.get("norms"):
             norms = state["norms"]
             own = (

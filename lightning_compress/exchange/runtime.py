@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from itertools import compress
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from lightning_compress.exchange.accumulation import AccumulationGuard
 from lightning_compress.exchange.codec import compile_kernels
 from lightning_compress.exchange.collectives import Level
 from lightning_compress.exchange.debt import Debt, repay
@@ -29,7 +31,9 @@ from lightning_compress.exchange.rank import RankExchange
 from lightning_compress.exchange.settings import ExchangeSettings
 from lightning_compress.exchange.stats import ExchangeStats
 from lightning_compress.exchange.verification import Verification
+from lightning_compress.kernels.table import PRESENT
 from lightning_compress.memory.momentum import MomentumCorrection
+from lightning_compress.memory.shared_momentum import SharedMomentum
 from lightning_compress.optim.compatibility import mark_corrected, require_compatible
 
 log = logging.getLogger(__name__)
@@ -105,6 +109,7 @@ class Runtime:
         self._waiting: list[Exchange] = []
         self._pipeline: Pipeline | None = None
         self._verification: Verification | None = None
+        self._guard: AccumulationGuard | None = None
         if not self.exchange.passes_through:
             compile_for(settings, ddp.module)
             new_group = self._group_maker(ddp, timeout)
@@ -159,7 +164,11 @@ class Runtime:
         steps = self.exchange.steps(buffer, names, status, step, self._scale())
         label = f"step {step}, bucket {bucket.index()}, rank {self.exchange.rank}"
         exchange = Exchange(steps, buffer, self._pipeline.future(), label, self._stats)
+        if self.exchange.clip is not None and not buffer.is_sparse:
+            self.exchange.clip.add(_reached(bucket, status))
         self._submit(self._pipeline, exchange, bucket.is_last())
+        if self._guard is not None and not self.exchange.exchanges_gradients(step):
+            self._guard.note_exchange(compress(names, status.tolist()))
         return exchange.future
 
     def close(self) -> None:
@@ -181,10 +190,8 @@ class Runtime:
         if clip is None:
             pipeline.submit(exchange)
             return
-        if not exchange.buffer.is_sparse:
-            clip.add(exchange.buffer)
         self._waiting.append(exchange)
-        if last:
+        if last and clip.squares is not None:  # else this backward has reached nothing
             clip.end_step(self._scale())
         if last or not clip.waits:
             for waiting in self._waiting:
@@ -234,6 +241,9 @@ class Runtime:
         mark_corrected(self.exchange.parameters, self.exchange.plan if corrected else None)
         if corrected:
             self._closers.append(register_optimizer_step_pre_hook(self._check_optimizer).remove)
+        if isinstance(self.exchange.settings.memory, (MomentumCorrection, SharedMomentum)):
+            self._guard = AccumulationGuard(self.exchange.parameters)
+            self._closers.append(self._guard.close)
 
     def _note_buffers(self, ddp: torch.nn.Module, _: Any) -> None:
         assert isinstance(ddp, DistributedDataParallel)
@@ -287,6 +297,12 @@ def compile_for(settings: ExchangeSettings, module: torch.nn.Module, tell: Calla
     compile_kernels([settings.compressor, settings.dense_compressor], dtypes)
     if (seconds := time.perf_counter() - start) > 1.0:
         tell(f"lightning-compress: compiled the CPU kernels in {seconds:.1f} s (cached for the next run)")
+
+
+def _reached(bucket: Any, status: Tensor) -> list[Tensor]:
+    """The gradients of a bucket that are this backward's: the whole buffer, where all are."""
+    fresh = [seen == PRESENT for seen in status.tolist()]
+    return [bucket.buffer()] if all(fresh) else list(compress(bucket.gradients(), fresh))
 
 
 def _scales(grad_scaler: Any | None) -> bool:

@@ -163,6 +163,10 @@ class CompressedAdam(MomentOptimizer):
     def _update(self, batch: Batch, group: dict[str, Any]) -> None:
         if self._receives_momenta:
             self._take_momenta(batch)
+        else:
+            for state in batch.states:
+                if "frozen_at" in state:  # gradients again: the second moment goes on from there
+                    state["frozen_at"] += 1
         if group["update"] == "lans":
             lans_update(batch, group, accumulates=not self._receives_momenta)
         else:

@@ -117,7 +117,7 @@ class SimulatedExchange:
             return iter(())
         worker.stats.count_dense(buffer, self.world_size)
         if worker.clip is not None:
-            worker.clip.add(buffer)
+            worker.clip.add([buffer])
             worker.clip.end_step(1.0)
         return worker.steps(buffer, names, status, self._step, 1.0)
 

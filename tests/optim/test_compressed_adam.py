@@ -217,6 +217,42 @@ def test_the_switch_zeroes_residuals_and_momenta_are_conserved() -> None:
             assert torch.allclose(arrived + owed, asked, atol=1e-12), step
 
 
+@pytest.mark.parametrize("first", ["gradient", "momentum"])
+def test_resuming_with_another_exchanged_quantity_starts_without_residuals(first: str) -> None:
+    made = {}
+    for exchanged, more in (
+        ("gradient", {}),
+        ("momentum", {"exchanged": "momentum", "freeze_step": 1, "start_step": 0}),
+    ):
+        model = nn.Linear(300, 40, bias=False)
+        optimizer = CompressedAdam(model.parameters(), compressor=TopK(0.05), **more)
+        exchange = SimulatedExchange(model, 2, optimizer=optimizer)
+        for _ in range(3):
+            model.weight.grad = exchange.mean([{"weight": torch.randn(40, 300)}] * 2)["weight"]
+            optimizer.step()
+        made[exchanged] = exchange.workers[0]
+    state = made[first].state()
+    for exchanged, worker in made.items():
+        worker.restore(state)
+        worker.begin_step(3)
+        kept = bool(worker.state()["worker"]["weight"][0].any())
+        assert kept == (exchanged == first), exchanged
+
+
+def test_gradients_after_momenta_go_on_with_the_frozen_variance() -> None:
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = CompressedAdam([weight], exchanged="momentum", freeze_step=2)
+    optimizer.attach({"weight": weight})
+    for momenta in (False, False, True, True, True, False, False):
+        weight.grad = torch.ones(4)
+        optimizer.receive(momenta)
+        optimizer.step()
+    state = optimizer.state[weight]
+    corrected = state["exp_avg_sq"] / (1 - 0.999 ** state["frozen_at"])  # as the step does: 1 where every gradient is 1
+    assert torch.allclose(corrected, torch.ones(4))
+    assert state["step"] == 7
+
+
 def test_rows_that_are_never_hit_stay_and_late_ones_do_not_explode() -> None:
     torch.manual_seed(0)
     table = nn.Embedding(6, 8)

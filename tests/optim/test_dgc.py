@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from lightning_compress import (
     register_comm_hook,
 )
 from lightning_compress.exchange.correction import LocalClip
-from lightning_compress.optim import DGCSGD
+from lightning_compress.optim import DGCSGD, CompressedAdam
 from lightning_compress.optim.compatibility import require_compatible
 from lightning_compress.testing import SimulatedExchange, simulate
 from tests.models import loss_of, make_batches, make_model
@@ -162,7 +163,7 @@ def test_the_norm_of_a_step_that_counts_clips_the_next(norms: list[float], skipp
     clip = LocalClip(MomentumCorrection(clip_norm=1.0, clip_norm_from="previous_step"), world_size=1)
     for norm in norms:
         clip.begin_step()
-        clip.add(torch.tensor([norm]))
+        clip.add([torch.tensor([norm])])
         clip.end_step(1.0)
     clip.settle(skipped)
     clip.begin_step()
@@ -197,6 +198,69 @@ def with_and_without_overflow() -> list[bool]:
 
 def test_a_step_that_the_scaler_skips_leaves_no_trace() -> None:
     assert run_ranks(with_and_without_overflow, 2) == [[True, True]] * 2
+
+
+class Turns(nn.Module):
+    """Two layers, of which a step uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(40, 40), nn.Linear(40, 40)])
+
+    def forward(self, x: Tensor, turn: int) -> Tensor:
+        return self.layers[turn](x).square().sum()
+
+
+def norms_of_turns() -> list[tuple[float, float]]:
+    ddp = DistributedDataParallel(Turns(), find_unused_parameters=True)
+    exchange = register_comm_hook(ddp, TopK(0.1), MomentumCorrection(0.9, clip_norm=1.0))
+    found = []
+    for step in range(4):
+        x, layer = torch.randn(8, 40), ddp.module.layers[step % 2]
+        layer.zero_grad()  # its own optimizer's: the other layer keeps its old gradient
+        own = torch.autograd.grad(ddp.module(x, step % 2), list(layer.parameters()))
+        ddp(x, step % 2).backward()
+        found.append((exchange.state_dict()["norms"][0], float(torch.cat([g.flatten() for g in own]).norm())))
+    exchange.close()
+    return found
+
+
+def accumulate() -> list[str | None]:
+    """What two backwards before a step are told: one of them under no_sync, both synchronized, zeroed between."""
+    ((batch,),) = make_batches(1, 1)
+    said: list[str | None] = []
+    for momenta in (False, True):
+        ddp = DistributedDataParallel(make_model())
+        optimizer: torch.optim.Optimizer = DGCSGD(ddp.parameters(), **SGD)
+        if momenta:
+            optimizer = CompressedAdam(ddp.parameters(), exchanged="momentum", freeze_step=1)
+        memory: Any = "auto" if momenta else MomentumCorrection(0.9)
+        exchange = register_comm_hook(ddp, TopK(0.1), memory, optimizer=optimizer)
+        for way in ("step", "no_sync", "step", "zero_grad", "synchronized"):
+            with ddp.no_sync() if way == "no_sync" else nullcontext():
+                loss_of(ddp, batch).backward()
+            if way == "step":
+                optimizer.step()
+            if way in ("step", "zero_grad"):
+                optimizer.zero_grad()
+        try:
+            loss_of(ddp, batch).backward()
+            said.append(None)
+        except RuntimeError as error:
+            said.append(str(error))
+        exchange.close()
+    return said
+
+
+def on_one_rank() -> tuple[Any, Any]:
+    return norms_of_turns(), accumulate()
+
+
+def test_stale_gradients_are_neither_clipped_by_nor_added_to() -> None:
+    ((norms, said),) = run_ranks(on_one_rank, 1)
+    for found, own in norms:
+        assert found == pytest.approx(own, rel=1e-5)
+    assert all(message and "no_sync" in message for message in said)
 
 
 def train_on_ranks(settings: dict[str, Any]) -> dict[str, Tensor]:
