@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from lightning_compress.memory import MomentumCorrection
 from lightning_compress.optim import DGCSGD
 from lightning_compress.presets import PRESETS
+from lightning_compress.recipes.images import digits, to_network_input
 from lightning_compress.testing import SimulatedExchange, simulate
-from recipes.images import digits, to_network_input
 
 Batch = tuple[Tensor, Tensor]
 STEPS, WORKERS, BATCH_SIZE = 60, 2, 32

@@ -52,6 +52,7 @@ def bytes_on_ranks(method: str) -> int:
     settings = {**SETTINGS[method], "schedule": None}
     exchange = GradientExchange(**settings).attach(ddp)
     for _ in range(3):  # DDP has rebuilt its buckets by then
+        ddp.zero_grad()
         ddp(torch.randn(2, 600)).sum().backward()
     exchange.close()
     return int(exchange.stats()["last"]["bytes_sent"])
