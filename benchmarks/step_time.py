@@ -54,7 +54,7 @@ KEEP_MEMORY = {
     "MALLOC_TOP_PAD_": str(2**28),
 }
 """For glibc, under every method: freed tensors stay in the process. Else every step asks the system for gigabytes of fresh
-pages, which on a virtual machine that gives free pages back to its host took 0.1 to 1 s of a step, at random."""
+pages, which on a virtual machine that gives free pages back to its host makes steps longer, at random."""
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,8 @@ class AllGather(Collective):
 
     @override
     def start(self, group: dist.ProcessGroup) -> Work:
-        if (
-            self.send.is_cpu and dist.get_world_size(group) == 2
-        ):  # with more ranks a ring sends one way and receives another
+        # among more ranks gloo's ring sends to one and receives from another: both directions are used at once
+        if self.send.is_cpu and dist.get_world_size(group) == 2:
             return Messages([self.send] * 2, _rows(self.receive, 2), group)
         return _all_gather_single(self.receive, self.send, group=group, async_op=True)  # type: ignore[return-value]
 
