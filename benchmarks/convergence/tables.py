@@ -138,7 +138,9 @@ TABLES: dict[str, Table] = {
     "amplitude_resnet": _amplitudes("ResNet-8", RESNET),
     "amplitude_vgg": _amplitudes("The small VGG", VGG),
     "finalists_resnet": _finalists(
-        ("dense", "ternary", "centered_0.06", "centered_0.03_dense_0.1", "dgc_0.01", "control"), "ResNet-8", RESNET
+        ("dense", "quantize_4", "ternary", "centered_0.06", "centered_0.03_dense_0.1", "control"),
+        "ResNet-8",
+        RESNET,
     ),
     "finalists_vgg": _finalists(
         ("dense", "quantize_4", "quantize_2", "centered_0.06", "centered_0.03_dense_0.1", "control"),
