@@ -25,9 +25,10 @@ from typing_extensions import override
 
 from benchmarks.report import Row, add_output_options, make_table, publish, short
 from lightning_compress.compressors import CenteredTopK, Compressor, TopK, compressor_names, get_compressor
-from lightning_compress.exchange.codec import BlockCodec, MemoryView
+from lightning_compress.exchange.codec import BlockCodec
 from lightning_compress.exchange.plan import BlockPlan, ParameterSpec
 from lightning_compress.exchange.threads import Threads
+from lightning_compress.kernels.batch import MemoryView
 from lightning_compress.kernels.table import PRESENT
 from lightning_compress.planner.progress import progress
 
@@ -115,7 +116,7 @@ class CodecCase(Case):
         self._arena = arena
         self.moved = dict.fromkeys(self.operations, arena.out.nbytes + self._payload.nbytes)
         if compressor.unbiased:
-            self._memory = MemoryView.of(None, arena.gradient(0))
+            self._memory = MemoryView.nothing(arena.gradient(0))
         else:
             state = torch.zeros(arena.numel, dtype=arena.state_dtype, device=arena.device)
             zero = torch.zeros(1, dtype=torch.int64, device=arena.device)

@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_compress.compressors.base import Compressor
-from lightning_compress.exchange.codec import BlockCodec, MemoryView
+from lightning_compress.exchange.codec import BlockCodec
 from lightning_compress.exchange.collectives import AllGather, AllReduce, AllToAll, Collective
 from lightning_compress.exchange.correction import Correction
 from lightning_compress.exchange.nonfinite import NonfiniteWatch
@@ -27,7 +27,7 @@ from lightning_compress.kernels import pages
 from lightning_compress.kernels import table as col
 from lightning_compress.kernels.reference import hashing
 from lightning_compress.kernels.reference.bits import pack, unpack
-from lightning_compress.memory.store import StoreView
+from lightning_compress.memory.store import StoreView, access
 
 Steps = Iterator[Collective]
 _PIECE = 2**19
@@ -144,7 +144,7 @@ class Topology(ABC):
     def _encode_all(self, codecs: list[BlockCodec], job: BucketJob, payload: Tensor, weight: float = 1.0) -> None:
         """The worker's encoding of its gradients, or of what stands in their place."""
         values = job.buffer if job.correction is None else job.correction.begin(job.buffer, job.scale)
-        memory = MemoryView.of(job.worker, values)
+        memory = access(job.worker, values)
         for codec in codecs:
             salt = self._salt(codec.compressor, job.step)
             codec.encode(values, memory, payload, job.status, weight=weight, scale=job.scale, salt=salt)
@@ -327,7 +327,7 @@ class TwoWay(Topology):
                 codec.decode(received, mean, status, stride=self._mine, ranks=ranks, weight=weight, salt=salt)
             with job.stats.time("encode", self.device):
                 # an unbiased code needs no memory, and one in the way would only add variance
-                memory = MemoryView.of(None if codec.compressor.unbiased else job.owner, mean)
+                memory = access(None if codec.compressor.unbiased else job.owner, mean)
                 salt = self._salt(codec.compressor, job.step, second=True)
                 seen = status.clone()  # a parameter's other pieces are coded whatever this one holds
                 codec.encode(mean, memory, answer, seen, scale=job.scale, salt=salt)

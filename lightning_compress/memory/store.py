@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_compress.kernels import pages
+from lightning_compress.kernels.batch import MemoryView
 
 
 class Store:
@@ -133,3 +134,10 @@ class StoreView:
     def mark_written(self, written: Tensor) -> None:
         """Notes which of the bucket's parameters this exchange has written, bool [parameters]."""
         self.store.mark_written(self.index, written)
+
+
+def access(view: StoreView | None, values: Tensor) -> MemoryView:
+    """Error feedback on ``view`` while ``values`` are coded; without one, nothing is added and nothing is kept."""
+    if view is None:
+        return MemoryView.nothing(values)
+    return MemoryView(view.store.data, view.read, view.write, compensate=True, update=True)

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from lightning_compress.compressors.base import PIECE, Blocks, Compressor
-from lightning_compress.exchange.codec import BlockCodec, MemoryView
+from lightning_compress.exchange.codec import BlockCodec
 from lightning_compress.kernels import table as col
+from lightning_compress.kernels.batch import MemoryView
 from lightning_compress.kernels.reference import hashing
 
 __all__ = ["CHECKS", "check_compressor"]

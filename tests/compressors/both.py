@@ -8,8 +8,9 @@ import torch
 from hypothesis import strategies as st
 
 from lightning_compress.compressors import Blocks
-from lightning_compress.exchange.codec import BlockCodec, MemoryView
+from lightning_compress.exchange.codec import BlockCodec
 from lightning_compress.kernels import table as col
+from lightning_compress.kernels.batch import MemoryView
 
 KINDS = ("normal", "tied", "few", "zero", "tiny", "wide")
 PATHS = (True, False)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from lightning_compress.compressors.base import Blocks, Compressor
-from lightning_compress.exchange.codec import BlockCodec, MemoryView
+from lightning_compress.exchange.codec import BlockCodec
 from lightning_compress.kernels import table as col
+from lightning_compress.kernels.batch import MemoryView
 
 
 def blocks_of(numel: int, count: int, row: int | None = None, start: int = 0) -> Blocks:

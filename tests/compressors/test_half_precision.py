@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from lightning_compress.compressors import NoCompression, Quantize
-from lightning_compress.exchange.codec import BlockCodec, MemoryView
+from lightning_compress.exchange.codec import BlockCodec
 from lightning_compress.kernels import table as col
+from lightning_compress.kernels.batch import MemoryView
 from tests.compressors.coding import block_table
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -32,7 +33,7 @@ def encoded(values):
     """What a rank sends without compression, as float32."""
     codec, nbytes = codec_of(len(values))
     payload, status = torch.zeros(nbytes, dtype=torch.uint8), torch.ones(1, dtype=torch.uint8)
-    codec.encode(values, MemoryView.of(None, values), payload, status)
+    codec.encode(values, MemoryView.nothing(values), payload, status)
     return payload[1:].clone().view(torch.float32), status
 
 

@@ -19,8 +19,10 @@ from lightning_compress.compressors import (
     Ternary,
     TopK,
 )
-from lightning_compress.exchange.codec import BlockCodec, MemoryView
+from lightning_compress.exchange.backends import TritonBackend
+from lightning_compress.exchange.codec import BlockCodec
 from lightning_compress.kernels import table as col
+from lightning_compress.kernels.batch import MemoryView
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPES = ((1, 1), (63, 7), (30, 1), (40, 10), (36, 9), (26, 13))
@@ -91,7 +93,7 @@ def exchange(codec, values, nbytes, *, memory, scale, ranks=2):
     status = torch.full((len(SHAPES),), col.PRESENT, dtype=torch.uint8, device=DEVICE)
     status[SILENT] = col.ABSENT
     payload = torch.zeros(ranks * nbytes, dtype=torch.uint8, device=DEVICE)
-    view = MemoryView.of(None, values)
+    view = MemoryView.nothing(values)
     if memory:
         copies = 1 + (real == torch.float32)  # two under a loss scaler: read from the second, written to the first
         state = numbers(copies * len(values), real, 1).to(DEVICE) / 4
@@ -134,7 +136,7 @@ def test_agrees_with_the_reference(compressor, dtype):
     values[-GAP - 26 :] = 0
     values = values.to(DEVICE)
     found, expected = (BlockCodec(compressor, table, per_tensor=True, use_reference=path) for path in (False, True))
-    assert found._gpu is not None
+    assert isinstance(found.backend, TritonBackend)
     memory, on_device = dtype != torch.bfloat16, dtype == torch.float32
     how = {"memory": memory, "scale": torch.tensor(4.0, device=DEVICE) if on_device else 4.0}
     with no_synchronisation():
@@ -162,7 +164,7 @@ def test_the_longest_blocks(compressor):
     for path in (False, True):
         codec = BlockCodec(compressor, table, use_reference=path)
         payload = torch.zeros(compressor.payload_nbytes(4096, 64), dtype=torch.uint8, device=DEVICE)
-        codec.encode(values, MemoryView.of(None, values), payload, status)
+        codec.encode(values, MemoryView.nothing(values), payload, status)
         out = torch.zeros_like(values)
         codec.decode(payload, out, status)
         found.append((payload, out))
@@ -170,7 +172,7 @@ def test_the_longest_blocks(compressor):
     assert torch.equal(found[0][1], found[1][1])
 
 
-def test_longer_blocks_take_the_reference():
+def test_longer_blocks_go_to_another_backend():
     table = torch.zeros(1, col.COLUMNS, dtype=torch.int64, device=DEVICE)
     table[0, col.LENGTH] = table[0, col.ROW] = 4097
-    assert BlockCodec(Quantize(4, block_size=None), table)._gpu is None
+    assert not isinstance(BlockCodec(Quantize(4, block_size=None), table).backend, TritonBackend)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from lightning_compress.compressors import get_compressor
-from lightning_compress.exchange import codec
+from lightning_compress.exchange import backends
+from lightning_compress.exchange.backends import CompiledBackend
 from lightning_compress.exchange.codec import BlockCodec
 from lightning_compress.kernels import table as col
 
@@ -77,7 +78,7 @@ def test_kernels_compile_without_a_device(name: str, capability: int, tmp_path: 
 
 
 def test_without_triton_the_torch_functions_run_and_a_warning_says_so(monkeypatch, caplog) -> None:
-    codec._launch.cache_clear()
+    backends._launch.cache_clear()
     monkeypatch.setitem(sys.modules, "triton", None)
     for name in [name for name in sys.modules if name.startswith("lightning_compress.kernels.gpu.")]:
         monkeypatch.delitem(sys.modules, name)
@@ -87,7 +88,7 @@ def test_without_triton_the_torch_functions_run_and_a_warning_says_so(monkeypatc
     try:
         with caplog.at_level(logging.WARNING):
             codecs = [BlockCodec(get_compressor("quantize"), table) for _ in range(3)]
-        assert all(one._gpu is None for one in codecs)
+        assert all(isinstance(one.backend, CompiledBackend) for one in codecs)
         assert sum("pip install triton" in record.message for record in caplog.records) == 1
     finally:
-        codec._launch.cache_clear()
+        backends._launch.cache_clear()

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from lightning_compress.kernels.batch import DecodeBatch, EncodeBatch
 from lightning_compress.kernels.gpu import GPUKernels
 from lightning_compress.kernels.gpu.frame import decode_blocks, encode_blocks
 
@@ -17,86 +18,50 @@ SHARE = 512
 """Elements of a tile for each warp: 16 for each of its threads."""
 
 
-def encode(
-    kernels: GPUKernels,
-    longest: int,
-    *,
-    values: Tensor,
-    weight: float,
-    scale: float | Tensor,
-    state: Tensor,
-    read: Tensor | None,
-    write: Tensor | None,
-    payload: Tensor,
-    table: Tensor,
-    status: Tensor,
-    shared: Tensor | None,
-    salt: int,
-) -> None:
+def encode(kernels: GPUKernels, longest: int, batch: EncodeBatch) -> None:
     """Encodes all blocks in one launch.
 
     Args:
         kernels: The compressor's coders.
         longest: Elements of the longest block, at most LARGEST.
-        values: Gradients of any floating dtype, flat.
-        weight: p = weight * (values + scale * state).
-        scale: The loss scale; a tensor of one element is read on the device.
-        state: float64 beside float64 values, float32 beside all others: the memory's flat store.
-        read: int64 per parameter: added to a block's state offset when it is read; None: no state is added.
-        write: The same when it is written; None: what encoding leaves out is dropped.
-        payload: uint8, zeros.
-        table: Block table.
-        status: uint8 per parameter: only PRESENT ones are coded; those that turn out non-finite are set to NONFINITE.
-        shared: float32 per block: scale statistic of its whole tensor, or None.
-        salt: Counter of the random numbers.
+        batch: The blocks.
     """
-    on_device = isinstance(scale, Tensor)
+    memory, status = batch.memory, batch.status
+    on_device = isinstance(batch.scale, Tensor)
     marks = status.clone()  # a block must not see that another one of its parameter was not finite
-    with torch.cuda.device_of(values):
-        encode_blocks[(len(table),)](
-            values=values,
-            weight=weight,
-            scale=1.0 if on_device else scale,
-            device_scale=scale if on_device else None,
-            state=state,
-            read=read,
-            write=write,
-            payload=payload,
-            table=table,
+    with torch.cuda.device_of(batch.values):
+        encode_blocks[(len(batch.table),)](
+            values=batch.values,
+            weight=batch.weight,
+            scale=1.0 if on_device else batch.scale,
+            device_scale=batch.scale if on_device else None,
+            state=memory.state,
+            read=memory.read if memory.compensate else None,
+            write=memory.write if memory.update else None,
+            payload=batch.payload,
+            table=batch.table,
             status=status,
             marks=marks,
-            shared=shared,
-            salt=salt,
+            shared=batch.shared,
+            salt=batch.salt,
             CODER=kernels.encode,
             **constants(kernels, longest),
         )
     status.copy_(marks)
 
 
-def decode(
-    kernels: GPUKernels,
-    longest: int,
-    *,
-    payload: Tensor,
-    stride: int,
-    ranks: int,
-    out: Tensor,
-    weight: float,
-    table: Tensor,
-    status: Tensor,
-    salt: int,
-) -> None:
-    """Writes weight * (sum of the ranks' decoded blocks) to ``out`` in one launch; arguments as in ``DecodeJob``."""
-    with torch.cuda.device_of(out):
-        decode_blocks[(len(table),)](
-            payload=payload,
-            stride=stride,
-            ranks=ranks,
-            out=out,
-            weight=weight,
-            table=table,
-            status=status,
-            salt=salt,
+def decode(kernels: GPUKernels, longest: int, batch: DecodeBatch) -> None:
+    """Decodes and adds up all blocks in one launch; arguments as in ``encode``."""
+    with torch.cuda.device_of(batch.out):
+        decode_blocks[(len(batch.table),)](
+            payload=batch.payload,
+            stride=batch.stride,
+            ranks=batch.ranks,
+            out=batch.out,
+            weight=batch.weight,
+            table=batch.table,
+            status=batch.status,
+            salt=batch.salt,
             CODER=kernels.decode,
             **constants(kernels, longest),
         )
