@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lightning_compress.compressors.base import PIECE, Blocks, Compressor
+from lightning_compress.compressors.base import Blocks, Compressor
 from lightning_compress.exchange.codec import BlockCodec
 from lightning_compress.kernels import table as col
 from lightning_compress.kernels.batch import MemoryView
 from lightning_compress.kernels.reference import hashing
+from lightning_compress.testing.layouts import Layout, generator, layouts, longest_block, normal
 
 __all__ = ["CHECKS", "check_compressor"]
 
@@ -63,7 +63,7 @@ def payload_size_is_known(compressor: Compressor) -> None:
     for numel in _lengths(compressor):
         for row in (1, 3, numel, 2 * numel + 1):
             expected = compressor.payload_nbytes(numel, row)
-            for values in (_values(3, numel), torch.zeros(3, numel)):
+            for values in (normal(3, numel), torch.zeros(3, numel)):
                 code = compressor.encode(values, _blocks(numel, row, 3))
                 assert code.dtype == torch.uint8, f"encode returned {code.dtype}, not torch.uint8"
                 assert code.shape == (3, expected), (
@@ -94,7 +94,7 @@ def zeros_stay_zeros(compressor: Compressor) -> None:
             f"a zero block of {numel} decodes to numbers"
         )
         if compressor.keeps_zero:
-            p = _values(3, numel)
+            p = normal(3, numel)
             p[:, ::3] = 0
             assert not _round_trip(compressor, p, blocks)[:, ::3].any(), (
                 f"a zero in a block of {numel} decodes to a number"
@@ -112,7 +112,7 @@ def single_elements(compressor: Compressor) -> None:
 def is_deterministic(compressor: Compressor) -> None:
     """The code is a function of the block and the counter alone: not of earlier calls, other blocks, or the batch."""
     for numel in _lengths(compressor):
-        p, blocks = _values(4, numel), _blocks(numel, 7, 4)
+        p, blocks = normal(4, numel), _blocks(numel, 7, 4)
         before = p.clone()
         code = compressor.encode(p, blocks)
         assert torch.equal(p, before), "encode changes its input"
@@ -132,11 +132,11 @@ def is_unbiased(compressor: Compressor) -> None:
     """Where it says so, the mean over many draws is the input, within 5 standard errors of sums of elements."""
     if not compressor.unbiased:
         return
-    numel, draws = min(256, _longest(compressor)), 1500
-    p = _values(4, numel)
+    numel, draws = min(256, longest_block(compressor)), 1500
+    p = normal(4, numel)
     p[1, ::2] = 0
     p[2] *= torch.arange(numel) < 3
-    weights = torch.stack([p.sign(), p.abs() > p.abs().median(dim=1, keepdim=True).values, _values(4, numel).sign()])
+    weights = torch.stack([p.sign(), p.abs() > p.abs().median(dim=1, keepdim=True).values, normal(4, numel).sign()])
     found = []
     for draw in range(draws):
         error = _round_trip(compressor, p, _blocks(numel, numel, 4, hashing.salt(0, draw))).double() - p
@@ -156,7 +156,7 @@ def contracts_as_claimed(compressor: Compressor) -> None:
         if delta is None:
             continue
         assert 0 <= delta <= 1, f"contraction({numel}) is {delta}, not in [0, 1]"
-        for p in (_values(1, numel), _values(1, numel) ** 5, torch.ones(1, numel), torch.eye(1, numel) + 1e-3):
+        for p in (normal(1, numel), normal(1, numel) ** 5, torch.ones(1, numel), torch.eye(1, numel) + 1e-3):
             many = p.expand(64, numel)
             error = (_round_trip(compressor, many, _blocks(numel, numel, 64)).double() - many).square().sum(1)
             share = error / p.double().square().sum()
@@ -170,7 +170,7 @@ def float64_is_welcome(compressor: Compressor) -> None:
     """float64 blocks, also with numbers that float32 does not have, decode to finite float32."""
     for numel in _lengths(compressor):
         for scale in (1.0, 1e-300, 1e300):
-            p = _values(3, numel).double() * scale
+            p = normal(3, numel).double() * scale
             decoded = _round_trip(compressor, p, _blocks(numel, 3, 3))
             assert decoded.dtype == torch.float32, f"a float64 block decodes to {decoded.dtype}, not torch.float32"
             assert torch.isfinite(decoded).all(), f"a block of float64 values around {scale} decodes to inf or NaN"
@@ -178,11 +178,11 @@ def float64_is_welcome(compressor: Compressor) -> None:
 
 def any_bytes_decode(compressor: Compressor) -> None:
     """Whatever bytes arrive: no exception, nothing read or written outside the block."""
-    for layout in _layouts(compressor):
+    for layout in layouts(compressor):
         for reference in _paths(compressor):
             codec = BlockCodec(compressor, layout.table, use_reference=reference)
             status = layout.status()
-            noise = torch.randint(0, 256, (2, layout.nbytes), dtype=torch.uint8, generator=_generator(1))
+            noise = torch.randint(0, 256, (2, layout.nbytes), dtype=torch.uint8, generator=generator(1))
             noise[1, layout.code_bytes()] = noise[0, layout.code_bytes()]
             out = torch.full((2, layout.numel), 7.0)
             for i in range(2):
@@ -196,7 +196,7 @@ def kernels_are_the_reference(compressor: Compressor) -> None:
     """The CPU kernels give the torch functions' payload, residual and values bit for bit, and write nothing else."""
     if compressor.cpu_kernels() is None:
         return
-    for layout in _layouts(compressor):
+    for layout in layouts(compressor):
         for dtype in (torch.float32, torch.float64):
             for case, (values, state) in enumerate(layout.inputs(dtype)):
                 results = []
@@ -232,7 +232,7 @@ def kernels_are_the_reference(compressor: Compressor) -> None:
 
 def absent_and_nonfinite(compressor: Compressor) -> None:
     """Parameters that take no part are left alone; one that is not finite is marked, and its block is not coded."""
-    for layout in _layouts(compressor):
+    for layout in layouts(compressor):
         for reference in _paths(compressor):
             codec = BlockCodec(compressor, layout.table, use_reference=reference)
             values, state = next(layout.inputs(torch.float32))
@@ -259,7 +259,7 @@ def absent_and_nonfinite(compressor: Compressor) -> None:
 def error_feedback_conserves(compressor: Compressor) -> None:
     """Sum of decoded values + residual = sum of gradients, in float64 to 1e-6 of the sum of their magnitudes."""
     weight, scale = 1 / 3, 4.0
-    for layout in _layouts(compressor):
+    for layout in layouts(compressor):
         inside = layout.elements()
         gradients = [_gradient(layout, step) for step in range(15)]
         given = torch.stack(gradients).sum(0)[inside]
@@ -283,8 +283,8 @@ def error_feedback_stays_bounded(compressor: Compressor) -> None:
     """
     if compressor.unbiased:
         return
-    size = _longest(compressor)
-    layout = _Layout.of(compressor, [(1, size), (3, size // 3 + 1)], size)
+    size = longest_block(compressor)
+    layout = Layout.of(compressor, [(1, size), (3, size // 3 + 1)], size)
     gradient, groups = _gradient(layout, 0), layout.groups(compressor)
     given = [gradient[at : at + length].norm().item() for at, length in groups]
     slack = 4.0 if _rolls_dice(compressor) else 1.001
@@ -305,7 +305,7 @@ def error_feedback_stays_bounded(compressor: Compressor) -> None:
 
 def rows_of_zeros_stay_silent(compressor: Compressor) -> None:
     """First-dimension slices that never had a gradient get exact zeros, and nothing is remembered for them."""
-    for layout in _layouts(compressor):
+    for layout in layouts(compressor):
         silent = layout.silent_rows()
         gradients = [torch.where(silent, 0.0, _gradient(layout, step)) for step in range(10)]
         for reference in _paths(compressor):
@@ -322,7 +322,7 @@ def payloads_add_up(compressor: Compressor) -> None:
     dtype = compressor.value_dtype
     for numel in _lengths(compressor):
         blocks = _blocks(numel, numel, 4)
-        codes = [compressor.encode(_values(4, numel, seed), blocks) for seed in range(3)]
+        codes = [compressor.encode(normal(4, numel, seed), blocks) for seed in range(3)]
         total = sum((code.view(dtype) for code in codes[1:]), start=codes[0].view(dtype))
         found = compressor.decode(total.view(torch.uint8), blocks)
         decoded = torch.stack([compressor.decode(code, blocks) for code in codes])
@@ -355,22 +355,10 @@ CHECKS: dict[str, Callable[[Compressor], None]] = {
 """Every check by its name; the docstrings say what they demand."""
 
 
-def _longest(compressor: Compressor) -> int:
-    return compressor.block_size or 3000
-
-
 def _lengths(compressor: Compressor) -> list[int]:
     """Block lengths worth a test: the smallest, those around whole bytes and words, odd ones, the longest."""
-    longest = _longest(compressor)
+    longest = longest_block(compressor)
     return sorted({n for n in (1, 2, 3, 5, 8, 17, 64, 100, longest - 1, longest) if 1 <= n <= longest})
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def _values(rows: int, numel: int, seed: int = 0) -> Tensor:
-    return torch.randn(rows, numel, generator=_generator(seed))
 
 
 def _blocks(numel: int, row: int, count: int, salt: int = 5) -> Blocks:
@@ -384,7 +372,7 @@ def _round_trip(compressor: Compressor, p: Tensor, blocks: Blocks) -> Tensor:
 
 
 def _rolls_dice(compressor: Compressor) -> bool:
-    p = _values(1, _longest(compressor))
+    p = normal(1, longest_block(compressor))
     codes = [compressor.encode(p, _blocks(p.shape[1], p.shape[1], 1, hashing.salt(0, draw))) for draw in range(4)]
     return any(not torch.equal(code, codes[0]) for code in codes)
 
@@ -402,128 +390,13 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
-GAP = 3
-"""Elements between parameters and bytes between codes, which nothing may touch; odd, so that no code is aligned."""
-
-
-@dataclass
-class _Layout:
-    """A block table of some parameters, with a gap around every parameter and every code.
-
-    Attributes:
-        table: Block table, int64 [n, COLUMNS].
-        sizes: Bytes of every block's code.
-        numel: Elements of the value buffer and of the memory.
-        nbytes: Bytes of the payload.
-    """
-
-    table: Tensor
-    sizes: list[int]
-    numel: int
-    nbytes: int
-
-    @classmethod
-    def of(cls, compressor: Compressor, shapes: list[tuple[int, int]], block_size: int) -> _Layout:
-        """The layout of parameters given as (number of rows, elements of a row)."""
-        rows, sizes, source, payload = [], [], GAP, GAP
-        for parameter, (count, row) in enumerate(shapes):
-            numel, key = count * row, hashing.name_key(f"layer{parameter}.weight")
-            for start in range(0, numel, block_size):
-                length = min(block_size, numel - start)
-                line = [0] * col.COLUMNS
-                line[col.SOURCE] = line[col.STATE] = source + start
-                line[col.LENGTH], line[col.PAYLOAD], line[col.PARAMETER] = length, payload, parameter
-                line[col.START], line[col.ROW], line[col.KEY] = start, row, key
-                rows.append(line)
-                sizes.append(compressor.payload_nbytes(length, row))
-                payload += sizes[-1] + GAP
-            source += numel + GAP
-        return cls(torch.tensor(rows), sizes, source, payload)
-
-    def lengths(self) -> list[int]:
-        return sorted(set(self.table[:, col.LENGTH].tolist()))
-
-    def payload(self, ranks: int) -> Tensor:
-        return torch.zeros(ranks, self.nbytes, dtype=torch.uint8)
-
-    def status(self) -> Tensor:
-        return torch.full((int(self.table[-1, col.PARAMETER]) + 1,), col.PRESENT, dtype=torch.uint8)
-
-    def offsets(self, value: int) -> Tensor:
-        return torch.full((len(self.status()),), value)
-
-    def memory(self, state: Tensor) -> MemoryView:
-        return MemoryView(state, self.offsets(0), self.offsets(0), True, True)
-
-    def parameter(self, index: int) -> Tensor:
-        """Which elements of the value buffer belong to a parameter."""
-        return self._mask(self.numel, col.SOURCE, self.table[:, col.LENGTH].tolist(), index)
-
-    def elements(self) -> Tensor:
-        """Which elements of the value buffer belong to any block."""
-        return self._mask(self.numel, col.SOURCE, self.table[:, col.LENGTH].tolist())
-
-    def code_bytes(self, parameter: int | None = None) -> Tensor:
-        """Which bytes of the payload belong to a code."""
-        return self._mask(self.nbytes, col.PAYLOAD, self.sizes, parameter)
-
-    def _mask(self, size: int, column: int, lengths: list[int], parameter: int | None = None) -> Tensor:
-        mask = torch.zeros(size, dtype=torch.bool)
-        for line, length in zip(self.table.tolist(), lengths, strict=True):
-            if parameter in (None, line[col.PARAMETER]):
-                mask[line[column] : line[column] + length] = True
-        return mask
-
-    def silent_rows(self) -> Tensor:
-        """Which elements lie in rows 0, 1, 4, 5, 8, 9, ... of their parameter."""
-        mask = torch.zeros(self.numel, dtype=torch.bool)
-        for line in self.table.tolist():
-            row = torch.arange(line[col.START], line[col.START] + line[col.LENGTH]) // line[col.ROW]
-            mask[line[col.SOURCE] : line[col.SOURCE] + line[col.LENGTH]] = row % 4 < 2
-        return mask
-
-    def groups(self, compressor: Compressor) -> list[tuple[int, int]]:
-        """Source and length of every run of elements that shares a scale or a selection."""
-        if compressor.block_size is None:
-            whole = [self.parameter(i).nonzero().flatten() for i in range(len(self.status()))]
-            return [(int(index[0]), len(index)) for index in whole]
-        return [(line[col.SOURCE], line[col.LENGTH]) for line in self.table.tolist()]
-
-    def inputs(self, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-        """Gradients, and a memory of two halves: ordinary, with rows of zeros, tied, tiny, mixed and huge numbers."""
-        huge = 1e30 if dtype == torch.float32 else 1e200
-        scales = (1.0, 1.0) if self.numel > PIECE // 2 else (1.0, 1.0, 1.0, 2.0**-100, 1.0, huge)
-        for case, scale in enumerate(scales):
-            g = _values(1, self.numel, case)[0].to(dtype) * scale
-            state = torch.cat([_values(1, self.numel, case + 10)[0].to(dtype) * scale / 4, g])
-            if case == 1:
-                silent = self.silent_rows()
-                g[silent] = 0
-                state[: self.numel][silent] = 0
-            elif case == 2:
-                g, state = g.sign(), torch.zeros_like(state)
-            elif case == 4:
-                g *= 10.0 ** (torch.arange(self.numel) % 60 - 30)
-            yield g, state
-
-
-def _layouts(compressor: Compressor) -> Iterator[_Layout]:
-    """Parameters of many shapes under the compressor's blocks, whole and last ones."""
-    size = _longest(compressor)
-    shapes = [(1, 1), (5, 1), (12, 37), (1, size), (7, size // 3 + 2), (3, 2 * size // 3 + 1)]
-    yield _Layout.of(compressor, shapes, size)
-    if compressor.block_size is None:  # pieces of one tensor, or one selection from more than 16-bit indices can tell
-        count = PIECE // 700 + 2
-        yield _Layout.of(compressor, [(3, 5), (count, 700), (2, 9)], count * 700 if compressor.selects else PIECE)
-
-
-def _gradient(layout: _Layout, step: int) -> Tensor:
-    return _values(1, layout.numel, 100 + step)[0].double()
+def _gradient(layout: Layout, step: int) -> Tensor:
+    return normal(1, layout.numel, 100 + step)[0].double()
 
 
 def _train(
     compressor: Compressor,
-    layout: _Layout,
+    layout: Layout,
     reference: bool,
     state: Tensor,
     gradients: list[Tensor],
