@@ -124,6 +124,7 @@ class CompressionGlue(DDPStrategy):
             raise ValueError(f"save_state={save_state!r} is unknown; known are {', '.join(get_args(SaveMode))}.")
         self._save_state = save_state
         self._gathered: _Gathered | None = None
+        self._wrapped: set[int] = set()  # which parameters DDP was wrapped with
         refuse_python_reducer()
         self.exchange = GradientExchange(
             compressor, memory, exchange, dense, start_step, schedule, verify_every, compression_threads
@@ -149,6 +150,10 @@ class CompressionGlue(DDPStrategy):
         self._gathered = None
         super().setup(trainer)
         if trainer.state.fn == "fit":
+            if (
+                self._trained() != self._wrapped
+            ):  # configure_optimizers, which comes after the wrapping, has frozen some
+                self._wrap_again()
             self._attach()
             self._check_exchanged_quantity(trainer)
 
@@ -253,18 +258,24 @@ class CompressionGlue(DDPStrategy):
 
     def _follow_trained_parameters(self) -> None:
         """Wraps the model again when parameters were frozen or unfrozen; DDP itself would let the ranks drift apart."""
-        ddp = self.model
+        ddp, now = self.model, self._trained()
         assert isinstance(ddp, DistributedDataParallel)
-        wrapped = {id(p) for p in self.exchange.trained_parameters}
-        now = {id(p) for p in ddp.module.parameters() if p.requires_grad}
         # what is frozen after the wrapping is an unused parameter to DDP
-        if now == wrapped or (now < wrapped and ddp.find_unused_parameters):
-            return
-        log.info("The parameters that are trained have changed: the model is wrapped in DDP again.")
-        self.model = ddp.module
+        unused = now < self._wrapped and ddp.find_unused_parameters
         del ddp  # its hooks must be gone before those of the next one come
+        if now != self._wrapped and not unused:
+            log.info("The parameters that are trained have changed: the model is wrapped in DDP again.")
+            self._wrap_again()
+            self._attach()
+
+    def _wrap_again(self) -> None:
+        assert isinstance(self.model, DistributedDataParallel)
+        self.model = self.model.module
         self.configure_ddp()
-        self._attach()
+
+    def _trained(self) -> set[int]:
+        assert self.lightning_module is not None
+        return {id(p) for p in self.lightning_module.parameters() if p.requires_grad}
 
     @override
     def on_exception(self, exception: BaseException) -> None:
@@ -290,6 +301,11 @@ class CompressionGlue(DDPStrategy):
                 "Compressed strategies need gloo or NCCL, which MPS has not: use Trainer(accelerator='cpu')."
             )
         super()._configure_launcher()
+
+    @override
+    def configure_ddp(self) -> None:
+        self._wrapped = self._trained()
+        super().configure_ddp()
 
     @override
     def _register_ddp_hooks(self) -> None:

@@ -267,11 +267,6 @@ class GradientExchange:
         return self._step
 
     @property
-    def trained_parameters(self) -> list[torch.nn.Parameter]:
-        """The parameters that DDP was wrapped with when this was attached: later changes of ``requires_grad`` do not count."""
-        return [] if self._runtime is None else list(self._runtime.exchange.parameters.values())
-
-    @property
     def has_exchanged(self) -> bool:
         """Whether a backward has been exchanged since the model was attached."""
         return self._runtime is not None and self._runtime.has_exchanged

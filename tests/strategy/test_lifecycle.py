@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+import torch
 import torch.distributed as dist
 from pytorch_lightning.callbacks import EMAWeightAveraging, LearningRateFinder, StochasticWeightAveraging
 from pytorch_lightning.plugins.environments import SLURMEnvironment
@@ -16,7 +17,7 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment
 from lightning_compress import CompressedStrategy
 from tests.exchange.training import content, residuals
 from tests.ranks import run_ranks
-from tests.strategy.training import Classifier, make_trainer
+from tests.strategy.training import Classifier, fitted, make_trainer
 
 
 class Find(LearningRateFinder):
@@ -151,3 +152,37 @@ def test_parameters_that_are_frozen_and_unfrozen_are_followed(ddp: dict[str, Any
     assert len(dropped) == 1
     assert "model.0.bias, model.0.weight" in dropped[0]
     assert steps == 9
+
+
+class FreezesItself(Classifier):
+    """Freezes all but the last layer, in the constructor or in ``configure_optimizers``, which DDP's wrapping precedes."""
+
+    def __init__(self, early: bool) -> None:
+        super().__init__(3)
+        if early:
+            self.freeze_most()
+
+    def freeze_most(self) -> None:
+        self.model[:4].requires_grad_(False)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        self.freeze_most()
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], 0.05)
+
+
+def fit_self_freezing(find_unused: bool) -> list[tuple[Any, ...]]:
+    found = []
+    for early in (True, False):
+        strategy = CompressedStrategy(verify_every=1, find_unused_parameters=find_unused)
+        trainer, parameters = fitted(strategy, FreezesItself(early))
+        found.append((parameters, trainer.strategy.exchange.stats()["steps"], sorted(residuals(strategy.exchange))))
+    return found
+
+
+@pytest.mark.parametrize("find_unused", [False, True])
+def test_parameters_that_configure_optimizers_freezes_are_as_if_frozen_before(find_unused: bool) -> None:
+    first, second = run_ranks(fit_self_freezing, 2, find_unused)
+    assert first[0][0] == first[1][0] == second[0][0]
+    assert first[0] == first[1]
+    assert second[0] == second[1]
+    assert first[0][1] == 3
