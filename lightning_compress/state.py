@@ -8,7 +8,8 @@ were:
 - ``owner``: the owners' residuals put together into one tensor: each element has exactly one owner;
 - ``nodes``: in a hierarchical exchange a node is one worker, and each of its ranks holds a shard of the residual; the
   rest of its tensor is zero;
-- ``momenta``: whether these are residuals of momenta (``CompressedAdam(exchanged="momentum")``), not of gradients.
+- ``quantity``: of what these are residuals: "gradient", "velocity" (momentum correction) or "momentum"
+  (``CompressedAdam(exchanged="momentum")``). Those of one are worth nothing to another.
 
 What is owed to the model is mean(worker) + owner. It is the same sum on any number of ranks: after a change of world size
 every rank starts from the mean of the worker residuals, and the owner residual is dealt out anew.
@@ -226,6 +227,11 @@ def _warn_of_losses(
             f"Residuals of parameters that the model does not have or does not train are dropped: {', '.join(unknown)}.",
             stacklevel=3,
         )
+
+
+def owes(state: Mapping[str, Any]) -> bool:
+    """Whether anything in a state is not zero."""
+    return any(float(abs(residual).max()) for side in SIDES for residual in _tensors(state[side]))
 
 
 def _tensors(side: Mapping[str, Any]) -> list[Tensor]:

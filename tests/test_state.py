@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import warnings
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_compress import GradientExchange, register_comm_hook
+from lightning_compress import GradientExchange, MomentumCorrection, TopK, register_comm_hook
 from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.exchange.rank import RankExchange
 from lightning_compress.exchange.settings import ExchangeSettings
@@ -167,3 +169,38 @@ def test_on_one_rank_what_is_owed_joins_the_first_gradient() -> None:
     for name, debt in owed(state).items():
         assert torch.allclose(first[name] - second[name], debt, rtol=1e-9, atol=1e-15), name
     assert all(not debt.any() for debt in owed(after).values())
+
+
+def other_memories() -> list[tuple[list[str], bool, str]]:
+    """What one rank is told when it loads what another memory has saved, whether that is used, and what is saved then."""
+    found = []
+    kinds: tuple[dict[str, Any], ...] = ({"memory": "error_feedback"}, {"memory": MomentumCorrection(0.9)})
+    states = [exchange_at_zero(settings, None)[0] for settings in kinds]
+    for saved, own in product((0, 1), (0, 1)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            after, gradient = exchange_at_zero(kinds[own], states[saved])
+        fresh = exchange_at_zero(kinds[own], None)[1]
+        found.append(([str(w.message) for w in caught], not torch.equal(gradient, fresh), after["quantity"]))
+    return found
+
+
+def exchange_at_zero(settings: dict[str, Any], state: Any) -> tuple[dict[str, Any], torch.Tensor]:
+    model = DistributedDataParallel(make_model())
+    exchange = register_comm_hook(model, TopK(0.1), **settings)
+    if state is not None:
+        exchange.load_state_dict(state)
+    loss_of(model, make_batches(2, 1)[0][dist.get_rank()]).backward()
+    exchange.close()
+    return exchange.state_dict(), next(model.parameters()).grad.clone()  # type: ignore[union-attr]
+
+
+def test_residuals_of_one_quantity_are_not_taken_for_those_of_another() -> None:
+    for rank, found in enumerate(run_ranks(other_memories, 2)):
+        assert [used for _, used, _ in found] == [True, False, False, True]
+        assert [quantity for *_, quantity in found] == ["gradient", "velocity", "gradient", "velocity"]
+        said = ["\n".join(w for w in warned if "worth nothing" in w) for warned, *_ in found]
+        if rank == 0:
+            assert "gradients, which are worth nothing with momentum correction" in said[1]
+            assert "velocities, which are worth nothing without" in said[2]
+        assert [bool(text) for text in said] == [False, rank == 0, rank == 0, False]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +25,10 @@ from lightning_compress.exchange.topology import BucketJob, Steps, Topology, exc
 from lightning_compress.kernels.table import PRESENT
 from lightning_compress.memory.momentum import MomentumCorrection
 from lightning_compress.memory.shared_momentum import SharedMomentum
-from lightning_compress.state import local_state, restore
+from lightning_compress.state import local_state, owes, restore
+
+Quantity = Literal["gradient", "velocity", "momentum"]
+_PLURAL: dict[Quantity, str] = {"gradient": "gradients", "velocity": "velocities", "momentum": "momenta"}
 
 
 class RankExchange:
@@ -77,7 +81,7 @@ class RankExchange:
         memory = self.settings.memory
         self.momenta = momenta or Momenta()
         self.momenta.serve(memory, self.parameters)
-        self._remembers_momenta: bool = previous is not None and previous._remembers_momenta
+        self._remembered: Quantity = "gradient" if previous is None else previous._remembered
         self.clip: LocalClip | None = None
         if isinstance(memory, MomentumCorrection) and memory.clip_norm is not None:
             self.clip = LocalClip(memory, self.world_size)
@@ -108,18 +112,18 @@ class RankExchange:
         """Before the first bucket of a step."""
         if self.clip is not None:
             self.clip.begin_step()
-        momenta = isinstance(self.settings.memory, SharedMomentum) and not self.exchanges_gradients(step)
-        if momenta != self._remembers_momenta:
+        quantity = self.quantity(step)
+        if quantity != self._remembered:
             self.memories.clear()  # residuals of gradients are worth nothing among momenta, and the other way round
-            self._remembers_momenta = momenta
-        self.momenta.announce(momenta)
+            self._remembered = quantity
+        self.momenta.announce(quantity == "momentum")
 
-    def exchanges_gradients(self, step: int) -> bool:
-        """Whether what arrives are mean gradients, not velocities or momenta."""
+    def quantity(self, step: int) -> Quantity:
+        """What is exchanged, and its residuals remembered."""
         memory = self.settings.memory
-        if isinstance(memory, SharedMomentum):
-            return step < memory.freeze_step
-        return not isinstance(memory, MomentumCorrection)
+        if isinstance(memory, SharedMomentum) and step >= memory.freeze_step:
+            return "momentum"
+        return "velocity" if isinstance(memory, MomentumCorrection) else "gradient"
 
     def density(self, step: int) -> float | None:
         """The compressor's density at a step: None is its own, 1.0 a dense exchange."""
@@ -181,7 +185,7 @@ class RankExchange:
     def state(self) -> dict[str, Any]:
         """This rank's memories (see ``state.local_state``)."""
         state = local_state(self.memories, self.plan, self.parameters, self.rank, self.nodes)
-        state["momenta"] = self._remembers_momenta
+        state["quantity"] = self._remembered
         if self.clip is not None and self.clip.previous is not None:
             state["norms"] = [float(self.clip.previous)]
         return state
@@ -191,7 +195,15 @@ class RankExchange:
         if self.clip is not None:
             self.clip.recall(None)
         restore(state, self.memories, self.plan, self.parameters, self.rank, self.nodes)
-        self._remembers_momenta = bool(state.get("momenta", False))
+        self._remembered = state.get("quantity", "gradient")
+        corrects = isinstance(self.settings.memory, MomentumCorrection)
+        if self.rank == 0 and owes(state) and corrects != (self._remembered == "velocity"):
+            warnings.warn(
+                f"The state holds residuals of {_PLURAL[self._remembered]}, which are worth nothing "
+                f"{'with' if corrects else 'without'} momentum correction: they start at zero. Resume with the memory= that "
+                "the state was saved with to keep them.",
+                stacklevel=2,
+            )
         if self.clip is not None and state.get("norms"):
             norms = state["norms"]
             own = (

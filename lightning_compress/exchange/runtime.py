@@ -167,7 +167,7 @@ class Runtime:
         if self.exchange.clip is not None and not buffer.is_sparse:
             self.exchange.clip.add(_reached(bucket, status))
         self._submit(self._pipeline, exchange, bucket.is_last())
-        if self._guard is not None and not self.exchange.exchanges_gradients(step):
+        if self._guard is not None and self.exchange.quantity(step) != "gradient":
             self._guard.note_exchange(compress(names, status.tolist()))
         return exchange.future
 
