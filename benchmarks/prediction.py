@@ -19,6 +19,7 @@ from rich.table import Table
 
 from benchmarks import step_time
 from benchmarks.methods import REFERENCE
+from benchmarks.prediction_rank import PLANNED
 from benchmarks.report import Row, make_table
 from benchmarks.step_time import Launch
 
@@ -36,6 +37,7 @@ def _summary(launch: Launch, sample: Row) -> Row:
     return {
         "model": launch.model,
         "rate": launch.rate,
+        "hosts": launch.hosts,
         "method": sample["method"],
         "measured_ms": round(measured, 3),
         "predicted_ms": prediction["step_ms"],
@@ -53,8 +55,11 @@ def tabulate(rows: Sequence[Row]) -> Table:
     judged = [row for row in rows if row["method"] != REFERENCE]  # whose own steps are what is measured
     good = sum(abs(row["error"]) <= TOLERANCE for row in judged)
     caption = f"{good} of {len(judged)} predictions within {TOLERANCE:.0%}; {REFERENCE} is what they are made from."
+    links = dict.fromkeys(f"{row['model']}, {row['rate']}, {row['hosts']} hosts; {row['link']}" for row in rows)
     columns = ["model, rate", "method", "measured ms", "predicted ms", "interval", "error %"]
-    table = make_table("Training steps on emulated hosts: predicted and measured", columns, caption)
+    table = make_table(
+        "Training steps on emulated hosts: predicted and measured", columns, "\n".join([caption, *links])
+    )
     for row in rows:
         interval = f"{row['low_ms']:.0f} .. {row['high_ms']:.0f}"
         cells = (f"{row['measured_ms']:.1f}", f"{row['predicted_ms']:.1f}", interval, f"{100 * row['error']:+.1f}")
@@ -72,7 +77,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         SystemExit: A wrong argument, a machine that cannot emulate hosts, or a host that failed.
     """
     argv = sys.argv[1:] if argv is None else argv
-    args = step_time.parse(argv)
+    args = step_time.parse(argv, (REFERENCE, *PLANNED))
+    if strange := sorted(set(args.methods) - {REFERENCE, *PLANNED}):
+        raise SystemExit(
+            f"prediction.py: nothing predicts {strange[0]}: --methods takes {', '.join((REFERENCE, *PLANNED))}."
+        )
     args.methods = list(dict.fromkeys([REFERENCE, *args.methods]))
     step_time.compare("prediction", args, argv, step_time.plan_launches(args), summarise, tabulate)
 

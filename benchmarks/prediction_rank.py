@@ -13,24 +13,25 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from benchmarks.methods import REFERENCE, SYNC_BUFFERS, Wrapped, corrects_momentum, wrap
+from benchmarks.methods import REFERENCE, SETTINGS, SYNC_BUFFERS, Wrapped, corrects_momentum, wrap
 from benchmarks.step_time_rank import WARM_UP, Interface, Run, Training, gather, join, leave, measure
 from benchmarks.workloads import WORKLOADS, Workload
 from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.planner.costs import measure_costs
 from lightning_compress.planner.link import Link, measure_link
-from lightning_compress.planner.methods import Method, arguments_of
+from lightning_compress.planner.methods import DDP, Method
 from lightning_compress.planner.predict import Prediction, predict
 from lightning_compress.planner.profile import Profile, StepRecorder
 from lightning_compress.planner.training import exchange_nothing
 
 _DEVICE = torch.device("cpu")
+PLANNED = (*DDP, *SETTINGS)
+"""Methods of ``step_time.py`` that the planner knows."""
 
 
 def planned(method: str) -> Method:
     """The planner's picture of a method of ``step_time.py``: torch's hooks, or an exchange of ours."""
-    name = "quantize" if method == "compressed" else method.removeprefix("compressed_")
-    return Method.named(name) if name == method else Method(name, arguments_of(name))
+    return Method(method, SETTINGS[method]) if method in SETTINGS else Method.named(method)
 
 
 class ProfiledTraining(Training):

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 if not __package__:  # run as a script: see step_time.py
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -22,8 +23,8 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks import step_time
-from benchmarks.methods import REFERENCE, TORCH_METHODS
-from benchmarks.prediction_rank import planned
+from benchmarks.methods import REFERENCE
+from benchmarks.prediction_rank import PLANNED, planned
 from benchmarks.report import Row, add_output_options, available_memory, make_table, publish
 from benchmarks.step_time import Launch, link_ms
 from benchmarks.step_time_rank import WARM_UP
@@ -32,7 +33,6 @@ from benchmarks.workloads import WORKLOADS
 from lightning_compress.exchange.nodes import Nodes
 from lightning_compress.planner.costs import measure_costs
 from lightning_compress.planner.link import GivenLink, host_cost
-from lightning_compress.planner.methods import DDP, method_names
 from lightning_compress.planner.predict import predict
 from lightning_compress.planner.profile import Bucket, Profile, StepTimes
 from lightning_compress.planner.progress import progress
@@ -41,25 +41,38 @@ METHODS = (REFERENCE, "fp32", "bf16", "compressed", "compressed_onebit", "compre
 BASE_MEMORY = 2**29
 """Bytes of a host besides what grows with the model: nothing is computed, so there are no activations."""
 _DDP_BUCKET_MB = 25.0
+_PLACE = ("model", "rate", "method", "hosts")
+Place = tuple[Any, ...]
+"""What a row is about: the values of ``_PLACE``."""
 
 
-def summarise(launch: Launch, samples: Sequence[Row]) -> list[Row]:
-    """One row per method: what was measured, and what the exchange says that it has sent."""
-    return [_summary(launch, sample) for sample in samples]
+def place_of(launch: Launch, samples: Sequence[Row]) -> list[Row]:
+    """The samples, each with what was measured."""
+    return [{"model": launch.model, "rate": launch.rate, "hosts": launch.hosts, **sample} for sample in samples]
 
 
-def _summary(launch: Launch, sample: Row) -> Row:
+def summarise(samples: Sequence[Row]) -> list[Row]:
+    """One row per model, rate, method and number of hosts: what was measured, and what the exchange says that it has sent."""
+    places: dict[Place, list[Row]] = {}
+    for sample in samples:  # noop is in all launches of a place, where they do not fit into memory together
+        places.setdefault(_place(sample), []).append(sample)
+    return [_summary(place, found) for place, found in places.items()]
+
+
+def _summary(place: Place, samples: Sequence[Row]) -> Row:
+    steps, nbytes = ([value for one in samples for value in one[key]] for key in ("steps_ms", "steps_bytes"))
     return {
-        "model": launch.model,
-        "rate": launch.rate,
-        "method": sample["method"],
-        "hosts": launch.hosts,
-        "median_ms": round(median(sample["steps_ms"]), 3),
-        "spread_ms": round(step_time.spread(sample["steps_ms"]), 3),
-        "bytes_per_rank": round(sum(sample["steps_bytes"]) / len(sample["steps_bytes"])),
-        "planned_bytes": sample["predicted_bytes"],
-        "steps_ms": sample["steps_ms"],
+        **dict(zip(_PLACE, place, strict=True)),
+        "median_ms": round(median(steps), 3),
+        "spread_ms": round(step_time.spread(steps), 3),
+        "bytes_per_rank": round(sum(nbytes) / len(nbytes)),
+        "planned_bytes": samples[0]["predicted_bytes"],
+        "steps_ms": steps,
     }
+
+
+def _place(row: Row) -> Place:
+    return tuple(row[key] for key in _PLACE)
 
 
 def computing_nothing(model: nn.Module, cores: int) -> Profile:
@@ -111,15 +124,11 @@ def extrapolate(
 
 def join(measured: Sequence[Row], predicted: Sequence[Row]) -> list[Row]:
     """One row per model, rate, method and number of hosts; what was not measured or not predicted is None in it."""
-
-    def place(row: Row) -> tuple[str, str, str, int]:
-        return row["model"], row["rate"], row["method"], row["hosts"]
-
     keys = dict.fromkeys(key for row in (*measured, *predicted) for key in row)
-    rows: dict[tuple[str, str, str, int], Row] = {}
+    rows: dict[Place, Row] = {}
     for row in (*measured, *predicted):
-        rows.setdefault(place(row), dict.fromkeys(keys)).update(row)
-    order = dict.fromkeys(place(row)[:3] for row in (*measured, *predicted))
+        rows.setdefault(_place(row), dict.fromkeys(keys)).update(row)
+    order = dict.fromkeys(_place(row)[:3] for row in (*measured, *predicted))
     return [rows[key] for group in order for key in sorted(rows, key=lambda key: key[3]) if key[:3] == group]
 
 
@@ -229,18 +238,11 @@ def plan_launches(args: argparse.Namespace) -> list[Launch]:
         raise SystemExit(f"scaling.py: {error}") from None
 
 
-def is_planned(method: str) -> bool:
-    """Whether the planner has a model of a method of ``step_time.py``."""
-    if method in TORCH_METHODS:
-        return method in DDP
-    return method == "compressed" or method.removeprefix("compressed_") in method_names()
-
-
 def predictions(args: argparse.Namespace) -> list[Row]:
     """The planner's rows for all that ``args`` name and the planner knows."""
     hosts = [2**power for power in range(1, args.up_to.bit_length())]
     rates = [rate for rate in args.rates if rate != "none"]
-    methods = [method for method in args.methods if is_planned(method)]
+    methods = [method for method in args.methods if method in PLANNED]
     cost, cores = host_cost(), args.cores or len(step_time.usable_cores())
 
     def link(bandwidth: float, count: int) -> GivenLink:
@@ -267,7 +269,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     measured: list[Row] = []
     if not args.predict_only:
         step_time.require_hosts()
-        measured = step_time.collect("scaling", args, plan_launches(args), summarise)
+        measured = summarise(step_time.collect("scaling", args, plan_launches(args), place_of))
     rows = join(measured, predictions(args))
     if args.plot:
         for model in args.models:

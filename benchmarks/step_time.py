@@ -220,14 +220,14 @@ _CAPTION = (
 )
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Reads and checks the command line."""
+def parse(argv: Sequence[str], methods: Sequence[str] = METHODS) -> argparse.Namespace:
+    """Reads and checks the command line; ``methods`` are compared where it names none."""
     parser = argparse.ArgumentParser(prog="step_time.py", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--hosts", type=int, default=2, help="emulated hosts (default: %(default)s)")
     parser.add_argument(
         "--broadcast-buffers", action="store_true", help="let DDP broadcast batch norm's statistics in every step"
     )
-    add_launch_options(parser, MODELS, RATES, available_methods())
+    add_launch_options(parser, MODELS, RATES, available(methods))
     add_output_options(parser)
     args = parser.parse_args(argv)
     check_launch_options(parser, args)
@@ -285,9 +285,9 @@ def refusal(method: str) -> str | None:
     return None
 
 
-def available_methods() -> list[str]:
-    """All methods that this version can make."""
-    return [method for method in METHODS if refusal(method) is None]
+def available(methods: Sequence[str]) -> list[str]:
+    """Those that this version can make."""
+    return [method for method in methods if refusal(method) is None]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -14,7 +14,7 @@ def bandwidth(text: str) -> float:
     Raises:
         ValueError: It is no number with such a unit.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(bit/s|bits|bit|bps|b/s|B/s|Bps)", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(bit/s|bits|bit|bps|b/s|B/s|Bps)", str(text).strip())
     if match is None or float(match[1]) == 0:
         raise ValueError(f"bandwidth={text!r} is no number with a unit: write 10gbit, 100mbit or 1.2GB/s.")
     bits = 8.0 if match[3].startswith("B") else 1.0
@@ -27,7 +27,7 @@ def duration(text: str) -> float:
     Raises:
         ValueError: It is no number with such a unit.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s)", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s)", str(text).strip())
     if match is None:
         raise ValueError(f"latency={text!r} is no number with a unit: write 100us or 0.5ms.")
     return float(match[1]) * _SECONDS[match[2]]

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 from benchmarks import auto, break_even, prediction, step_time
+from benchmarks.methods import SETTINGS
 from benchmarks.prediction_rank import planned
 from benchmarks.step_time import Launch
 from lightning_compress.planner.methods import method_names
@@ -29,15 +30,21 @@ def test_error_is_that_of_the_medians() -> None:
 def test_what_is_off_is_counted() -> None:
     launch = Launch("tiny", "1gbit", ("fp32", "bf16"))
     rows = prediction.summarise(launch, [sample("fp32", [100.0], step) for step in (84.0, 86.0, 114.0, 116.0)])
-    assert prediction.tabulate(rows).caption.startswith("2 of 4 predictions within 15%;")
+    caption = str(prediction.tabulate(rows).caption)
+    assert caption.startswith("2 of 4 predictions within 15%;")
+    assert caption.endswith("\ntiny, 1gbit, 2 hosts; measured")
 
 
-@pytest.mark.parametrize(
-    ("method", "name"), [("fp32", "fp32"), ("compressed", "quantize"), ("compressed_topk", "topk")]
-)
-def test_methods_have_the_planners_names(method: str, name: str) -> None:
-    assert planned(method).name == name
-    assert name in method_names()
+def test_methods_of_ours_are_predicted_with_the_settings_that_are_measured() -> None:
+    for method, settings in SETTINGS.items():
+        assert planned(method).arguments == settings
+    assert planned("fp32").name in method_names()
+
+
+@pytest.mark.parametrize("method", ["powersgd", "fp16"])
+def test_what_the_planner_does_not_know_is_refused_by_name(method: str) -> None:
+    with pytest.raises(SystemExit, match=f"nothing predicts {method}: --methods takes noop, fp32, bf16, compressed"):
+        prediction.main(["--models", "tiny", "--methods", "fp32", method])
 
 
 def test_the_preset_bf16_is_no_hook_of_torch() -> None:

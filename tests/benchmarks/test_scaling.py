@@ -12,6 +12,7 @@ import torch
 
 from benchmarks import scaling, step_time, wire_bytes
 from benchmarks.methods import METHODS, make_exchange
+from benchmarks.prediction_rank import PLANNED
 from benchmarks.scaling_rank import ExchangeAlone, RandomGradients
 from benchmarks.step_time import Launch
 from benchmarks.workloads import WORKLOADS, gradient_nbytes
@@ -100,9 +101,14 @@ def test_to_predict_needs_no_root(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_what_the_planner_does_not_know_is_not_predicted() -> None:
-    known = {method for method in METHODS if scaling.is_planned(method)}
-    assert {"fp32", "bf16", "compressed", "compressed_bf16", "compressed_topk"} <= known
-    assert not known & {"noop", "fp16", "powersgd", "compressed_two_way", "compressed_topk_0.001"}
+    assert set(METHODS) - set(PLANNED) == {"noop", "fp16", "powersgd"}
+
+
+def test_a_method_of_several_launches_is_one_row() -> None:
+    launch, sample = Launch("tiny", "1gbit", ("noop",), 2), {"method": "noop", "steps_bytes": [7], "predicted_bytes": 0}
+    samples = [one for ms in (1.0, 5.0) for one in scaling.place_of(launch, [{**sample, "steps_ms": [ms, ms]}])]
+    (row,) = scaling.summarise(samples)
+    assert (row["steps_ms"], row["median_ms"], row["bytes_per_rank"]) == ([1.0, 1.0, 5.0, 5.0], 3.0, 7)
 
 
 @emulated

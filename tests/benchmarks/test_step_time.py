@@ -51,7 +51,7 @@ def test_a_preset_that_cannot_be_made_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(step_time.make_exchange.__globals__["SETTINGS"], "compressed_fp8", {"compressor": "nowhere"})
-    assert "compressed_fp8" not in step_time.available_methods()
+    assert "compressed_fp8" not in step_time.available(METHODS)
     with pytest.raises(SystemExit):
         step_time.parse(["--methods", "compressed_fp8"])
     assert "--methods compressed_fp8: compressor='nowhere' is unknown" in capsys.readouterr().err

@@ -72,10 +72,10 @@ def auto(bandwidth: float, seconds: dict[str, float], **settings: int) -> AutoSt
 
 def fit(strategy: AutoStrategy, model: pl.LightningModule, **options: Any) -> dict[str, Any]:
     steps = Steps()
-    callbacks = [steps, *options.pop("callbacks", [])]
+    callbacks, checkpoint = [steps, *options.pop("callbacks", [])], options.pop("ckpt_path", None)
     trainer = make_trainer(strategy, callbacks=callbacks, **options)
     os.environ.pop("LOCAL_WORLD_SIZE")  # Lightning's own launcher does not set it
-    trainer.fit(model, ckpt_path=options.get("ckpt_path"))
+    trainer.fit(model, ckpt_path=checkpoint)
     return {
         "steps": steps.seen,
         "methods": [method for method, _ in steps.seen],
@@ -114,8 +114,16 @@ def lifecycle(checkpoint: str, slow: float) -> dict[str, Any]:
     return {**found, "other model": strategy.pilot.state(), "parameters": content(trainer.model.parameters())}
 
 
+def resume(folder: str, source: str, target: str, epochs: int) -> dict[str, Any]:
+    """Goes on from one checkpoint to the next, on as many ranks as there are."""
+    strategy = auto(1e6, {"bf16": 1.0, "fp8": 0.6, "quantize": 0.5, "ternary": 0.4, "centered": 0.3})
+    saving = ModelCheckpoint(folder, filename=target, save_top_k=-1)
+    options = {"max_epochs": epochs, "callbacks": [saving], "enable_checkpointing": True}
+    return fit(strategy, Classifier(12), ckpt_path=f"{folder}/{source}.ckpt", **options)
+
+
 def fits(folder: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"folder": folder}
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
@@ -239,6 +247,18 @@ def test_a_resumed_run_goes_on_with_the_choice(found: Found) -> None:
     assert {name for name, _ in steps} == {first["wins"]["state"]["method"]}
     assert first["resumed settings"] == first["wins"]["settings"]
     assert parameters == second["resumed"][2]
+
+
+def test_on_another_number_of_ranks_it_measures_again(found: Found) -> None:
+    folder, chosen = found[0]["folder"], found[0]["wins"]["state"]["method"]
+    (alone,) = run_ranks(resume, 1, folder, "last", "alone", 2)
+    assert alone["state"]["reason"] == "a single rank exchanges nothing"
+    assert set(alone["methods"]) == {chosen}
+    first, second = run_ranks(resume, 2, folder, "alone", "both", 3)
+    assert first["parameters"] == second["parameters"]
+    assert first["methods"][0] == chosen
+    assert first["state"]["settled"]
+    assert first["state"]["reason"] != alone["state"]["reason"]
 
 
 def test_other_entry_points_and_more_fits(found: Found) -> None:
