@@ -84,6 +84,8 @@ class MonitorGlue(Callback):
         self._largest_gradient = self._last_residual = 0.0
         self._samples: list[Sample] = []
         self._said: dict[str, str] = {}
+        self._settings: Any = None
+        self._compressors: list[tuple[int, str]] = []  # and the first step of each
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -98,6 +100,7 @@ class MonitorGlue(Callback):
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        self._note_switch(_exchange(trainer))
         due = trainer._logger_connector.should_update_logs or trainer.is_last_batch
         if not (due or self._sampled):
             return
@@ -124,7 +127,7 @@ class MonitorGlue(Callback):
         stats = exchange.stats()
         if not trainer.is_global_zero or stats["steps"] == self._first["steps"]:
             return
-        rows = _summary(stats, self._first, exchange, self._norms)
+        rows = _summary(stats, self._first, exchange, self._norms, self._compressors)
         if self._summary:
             _print_summary(rows)
         if self._report is not None:
@@ -154,6 +157,14 @@ class MonitorGlue(Callback):
                 wait_seconds=last["wait_seconds"],
             )
         )
+
+    def _note_switch(self, exchange: GradientExchange) -> None:
+        """compressed_auto changes the settings while it trains."""
+        if exchange.settings is self._settings:
+            return
+        self._settings, compressor = exchange.settings, repr(exchange.settings.compressor)
+        if not self._compressors or self._compressors[-1][1] != compressor:
+            self._compressors.append((exchange.stats()["steps"] - self._first["steps"], compressor))
 
     def _watch_bytes(self, trainer: Trainer) -> None:
         sample = self._samples[-1]
@@ -222,14 +233,18 @@ def _largest_residual(exchange: GradientExchange, world_size: int) -> float:
 
 
 def _summary(
-    stats: dict[str, Any], first: dict[str, Any], exchange: GradientExchange, norms: tuple[float, float] | None
+    stats: dict[str, Any],
+    first: dict[str, Any],
+    exchange: GradientExchange,
+    norms: tuple[float, float] | None,
+    compressors: list[tuple[int, str]],
 ) -> list[tuple[str, str]]:
     done = {name: stats[name] - first[name] for name in first if name not in ("last", "ratio", "density")}
-    steps = done["steps"]
+    steps, switched = done["steps"], len(compressors) > 1
     ratio = done["dense_bytes"] / done["bytes_sent"] if done["bytes_sent"] else 1.0
     coding = done["encode_seconds"] + done["decode_seconds"]
     rows = [
-        ("compressor", repr(exchange.settings.compressor)),
+        ("compressor", ", ".join(f"{name} from step {step}" if switched else name for step, name in compressors)),
         ("steps", f"{steps}"),
         ("steps skipped by the loss scaler", f"{done['skipped_steps']}"),
         ("bytes dense DDP would send", f"{done['dense_bytes']:,}"),
@@ -237,7 +252,7 @@ def _summary(
         *([("bytes sent between nodes", f"{done['bytes_between_nodes']:,}")] if exchange.settings.hierarchical else []),
         ("bytes received", f"{done['bytes_received']:,}"),
         ("compression ratio", f"{ratio:.1f}x"),
-        ("planned ratio", f"{exchange.planned_ratio():.1f}x"),
+        ("planned ratio of the last one" if switched else "planned ratio", f"{exchange.planned_ratio():.1f}x"),
         ("encode + decode per step", f"{1e3 * coding / steps:.1f} ms"),
         ("waiting for the network per step", f"{1e3 * done['wait_seconds'] / steps:.1f} ms"),
     ]

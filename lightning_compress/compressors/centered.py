@@ -10,6 +10,7 @@ from lightning_compress.kernels.cpu import centered as cpu
 from lightning_compress.kernels.gpu import GPUKernels
 from lightning_compress.kernels.reference import centered as reference
 from lightning_compress.kernels.reference.bits import packed_nbytes
+from lightning_compress.kernels.reference.selection import index_bits
 
 
 class CenteredTopK(Compressor):
@@ -46,7 +47,7 @@ class CenteredTopK(Compressor):
     @override
     def payload_nbytes(self, numel: int, row: int | None = None) -> int:
         k = kept(numel, self.ratio)
-        return 2 + packed_nbytes(k, reference.index_bits(numel)) + packed_nbytes(k, 1)
+        return 2 + packed_nbytes(k, index_bits(numel)) + packed_nbytes(k, 1)
 
     @override
     def encode(self, p: Tensor, blocks: Blocks) -> Tensor:

@@ -12,16 +12,17 @@ from lightning_compress.compressors.base import Blocks, Compressor, CPUKernels, 
 from lightning_compress.kernels.cpu import topk as cpu
 from lightning_compress.kernels.gpu import GPUKernels
 from lightning_compress.kernels.reference import topk as reference
-from lightning_compress.kernels.reference.selection import largest, sample_stride, sampled
+from lightning_compress.kernels.reference.bits import packed_nbytes
+from lightning_compress.kernels.reference.selection import index_bits, largest, sample_stride, sampled
 
 _FORMATS = {"fp16": (torch.float16, cpu.FP16), "bf16": (torch.bfloat16, cpu.BF16), "fp32": (torch.float32, cpu.FP32)}
 
 
 class TopK(Compressor):
-    """Sends the k elements of largest magnitude of each block: a 16-bit index and a value each.
+    """Sends the k elements of largest magnitude of each block: an index and a value each.
 
     The selection per block is exact, ties go to the lower index, and a block with fewer than k non-zero elements sends those
-    it has. At 1 % of blocks of 4096: 41 x (16 + 16) bits, 0.32 bits per element (100x). ``block_size=None`` is the selection
+    it has. At 1 % of blocks of 4096: 41 x (12 + 16) bits, 0.28 bits per element (114x). ``block_size=None`` is the selection
     of Deep Gradient Compression (Lin et al. 2017): per tensor, by a threshold estimated from a sample; it takes the k
     largest or fewer, mostly 0.8 k and more, and what it leaves free is sent as void.
 
@@ -29,9 +30,8 @@ class TopK(Compressor):
         ratio: Share of the elements of a block to send, in (0, 1]. 0.01 and error feedback are near dense in most runs;
             below, warm up with a higher density.
         block_size: Elements among which the largest are chosen, at most 65536. Larger blocks choose more freely,
-            smaller ones share out the traffic more evenly among the owners. None: by a sampled threshold, among a whole
-            tensor in an all-gather (32-bit indices if it has more than 65536 elements), among pieces of 65536 elements in a
-            two-way exchange.
+            smaller ones take fewer bits for an index and share out the traffic more evenly among the owners. None: by a
+            sampled threshold, among a whole tensor in an all-gather, among pieces of 65536 elements in a two-way exchange.
         dtype: Format of the values. "bf16" has float32's range, so tiny gradients survive; its rounding error of
             up to 0.4 % stays in the memory like all that is not sent. "fp16" rounds 8 times finer, but magnitudes
             below 3e-8 become zero and above 65504 saturate: for gradients known to lie in between. "fp32" is exact and
@@ -55,7 +55,8 @@ class TopK(Compressor):
 
     @override
     def payload_nbytes(self, numel: int, row: int | None = None) -> int:
-        return kept(numel, self.ratio) * (reference.index_nbytes(numel) + _FORMATS[self.dtype][0].itemsize)
+        k = kept(numel, self.ratio)
+        return packed_nbytes(k, index_bits(numel)) + k * _FORMATS[self.dtype][0].itemsize
 
     @override
     def encode(self, p: Tensor, blocks: Blocks) -> Tensor:

@@ -18,9 +18,9 @@ class DenseRule:
     """Names the tensors that travel under a mild code in the same payload: norms, biases and other small tensors.
 
     Args:
-        code: "auto", "bf16", "fp16", "fp32" or "quantize_8". "auto" is bf16 beside codes of two bits and more per
-            element, and 8 bits with error feedback beside sparser ones, where 16 bits would weigh more than the large
-            tensors.
+        code: "auto", "bf16", "fp16", "fp32", "quantize_8" or "quantize_3". "auto" is bf16 beside codes of two bits and more
+            per element, and fewer bits with error feedback beside sparser ones, where 16 bits would weigh more than the
+            large tensors: 8 down to a sixteenth of a bit per element, 3 beside what is sparser still.
         max_numel: Tensors of at most this many elements are dense. 1-D tensors and scalars always are.
         patterns: Shell-style name patterns of further dense tensors, such as ``("*embedding*",)``.
     """
@@ -54,8 +54,10 @@ class DenseRule:
         if isinstance(beside, (Cast, NoCompression)):
             return beside
         block = beside.block_size or PIECE
-        sparse = beside.payload_nbytes(block) * 8 < 2 * block
-        return _CODES["quantize_8" if sparse and error_feedback else "bf16"]
+        bits = beside.payload_nbytes(block) * 8 / block
+        if bits >= 2 or not error_feedback:
+            return _CODES["bf16"]
+        return _CODES["quantize_8" if bits >= 1 / 16 else "quantize_3"]
 
 
 _CODES: dict[str, Compressor] = {
@@ -63,6 +65,7 @@ _CODES: dict[str, Compressor] = {
     "fp16": Cast("fp16"),
     "fp32": Cast("fp32"),
     "quantize_8": Quantize(8),
+    "quantize_3": Quantize(3),
 }
 
 

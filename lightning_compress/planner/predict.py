@@ -23,8 +23,8 @@ class Prediction:
     Attributes:
         method: Its name.
         seconds: Of the step, from the medians of all measurements.
-        low: The same from their lower quartiles.
-        high: From their upper quartiles.
+        low: The shortest of that, and of what their lower and their upper quartiles give.
+        high: The longest.
         exposed: Seconds by which the exchange makes the step longer than its computation.
         nbytes: What each rank puts on the wire.
         spans: The timeline.
@@ -46,10 +46,12 @@ class Prediction:
 
 def predict(method: Method, profile: Profile, costs: Sequence[BucketCost], link: Link) -> Prediction:
     """Simulates the overlapped step three times: with good, middling and bad values of everything that was measured."""
-    low, middle, high = (simulate(method, profile, costs, link, share) for share in (0.25, 0.5, 0.75))
+    good, middle, bad = (simulate(method, profile, costs, link, share) for share in (0.25, 0.5, 0.75))
+    # a slower backward may hide more of the exchange: bad values do not always give the longest step
+    ends = [spans[-1].end for spans in (good, middle, bad)]
     nbytes = sum(message.sent for cost in costs for message in cost.messages)
     exposed = max(0.0, middle[-1].end - profile.at(0.5).total)
-    return Prediction(method.name, middle[-1].end, low[-1].end, high[-1].end, exposed, round(nbytes), tuple(middle))
+    return Prediction(method.name, middle[-1].end, min(ends), max(ends), exposed, round(nbytes), tuple(middle))
 
 
 def calibrated(method: Method, profile: Profile, costs: Sequence[BucketCost], link: Link, seconds: float) -> Profile:

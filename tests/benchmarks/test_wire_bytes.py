@@ -69,6 +69,13 @@ def test_equals_real_ranks_with_several_buckets(method: str) -> None:
     )
 
 
+def test_bert_base_under_topk_of_the_paper_sends_500_times_less_than_fp16(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    wire_bytes.main(["--models", "bert_base", "--methods", "compressed_topk_0.001", "--hosts", "2", "--json"])
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["ratio"] > 2 * 500  # of fp32
+
+
 def test_resnet50_under_dgc_of_the_paper_sends_500_times_less(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torchvision")
     wire_bytes.main(["--models", "resnet50", "--methods", "compressed_dgc_0.001", "--hosts", "2", "8", "--json"])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_compress.compressors import TopK
+from lightning_compress.kernels.reference.bits import pack, unpack
 from lightning_compress.kernels.reference.selection import sample_stride
 from tests.compressors.both import PATHS, assert_kernels_agree, code, decode, tensors
 
@@ -76,8 +77,8 @@ def test_slots_that_are_not_needed_hold_nothing(use_reference):
     g[[0, 700]] = torch.tensor([3.0, -4.0])
     coded = code(TopK(0.01, 1000), g, use_reference=use_reference)
     assert torch.equal(coded.decoded, g)
-    assert coded.payload[:20].view(torch.int16).tolist() == [0, 700, *[0] * 8]
-    assert coded.payload[20:].view(torch.bfloat16).tolist() == [3, -4, *[0] * 8]
+    assert unpack(coded.payload[:13].unsqueeze(0), 10, 10).tolist() == [[0, 700, *[0] * 8]]
+    assert coded.payload[13:].clone().view(torch.bfloat16).tolist() == [3, -4, *[0] * 8]
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
@@ -111,16 +112,17 @@ def test_a_whole_tensor_needs_wider_indices(use_reference):
     compressor, g = TopK(3e-5, None, "fp32"), torch.zeros(100_000)
     g[65535:65537], g[99_999] = 1.0, -2.0
     coded = code(compressor, g, use_reference=use_reference)
-    assert len(coded.payload) == 3 * (4 + 4)
+    assert len(coded.payload) == 7 + 3 * 4  # three indices of 17 bits
     assert torch.equal(coded.decoded, g)
     assert compressor.payload_nbytes(65536) == 2 * (2 + 4)
+    assert TopK(0.01).payload_nbytes(4096) == 62 + 41 * 2  # 41 indices of 12 bits
 
 
 @pytest.mark.parametrize("use_reference", PATHS)
 def test_indices_count_only_if_they_ascend_inside_the_block(use_reference):
-    index = torch.tensor([3, 3, 2, 9, 200, 50], dtype=torch.int16)
+    index = pack(torch.tensor([[3, 3, 2, 9, 120, 50]]), 7)[0]
     value = torch.arange(1.0, 7.0)
-    payload = torch.cat([index.view(torch.uint8), value.view(torch.uint8)])
+    payload = torch.cat([index, value.view(torch.uint8)])
     out = decode(TopK(0.06, 100, "fp32"), payload, 100, use_reference=use_reference)
     assert {i: out[i].item() for i in out.nonzero().flatten().tolist()} == {3: 1.0, 9: 4.0}
 

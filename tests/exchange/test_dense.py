@@ -33,7 +33,9 @@ from lightning_compress.exchange.settings import ExchangeSettings
         (OneBit(block_size=None), Quantize(8)),
         (CenteredTopK(), Quantize(8)),
         (TopK(0.06), Quantize(8)),
-        (TopK(0.07), Cast("bf16")),  # 32 bits for each of 7 % are more than two bits per element
+        (TopK(0.003), Quantize(8)),
+        (TopK(0.002), Quantize(3)),  # 28 bits for each of 0.2 % are less than a sixteenth of a bit per element
+        (TopK(0.08), Cast("bf16")),  # and for each of 8 % more than two bits
         (TopK(0.06, dtype="fp32"), Cast("bf16")),
         (RandomK(), Cast("fp32")),  # rides in the one float32 array of the all-reduce
     ],
@@ -43,7 +45,7 @@ def test_the_code_of_small_tensors_follows_that_of_large_ones(compressor: Compre
     assert ExchangeSettings.make(compressor).dense_compressor == dense
 
 
-def test_without_error_feedback_small_tensors_are_not_rounded_to_8_bits() -> None:
+def test_without_error_feedback_small_tensors_are_rounded_to_16_bits_only() -> None:
     settings = ExchangeSettings.make(RandomK(1 / 32, unbiased=True), memory="none", exchange="two_way")
     assert settings.dense_compressor == Cast("bf16")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from lightning_compress.planner.link import GivenLink, MeasuredLink, Sample
 from lightning_compress.planner.methods import Method
 from lightning_compress.planner.predict import predict
 from lightning_compress.planner.profile import StepTimes
-from lightning_compress.planner.timeline import Need, Task, run
+from lightning_compress.planner.timeline import Need, Span, Task, run
 from tests.planner.hand_made import LINK, cost, profile
 
 
@@ -131,6 +133,14 @@ class TestPrediction:
             "bytes": 1,
         }
         assert found.as_row() == row
+
+    def test_the_interval_holds_the_prediction(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ends = {0.25: 5.4, 0.5: 5.6, 0.75: 5.5}  # worse values, and more is hidden
+        module = importlib.import_module("lightning_compress.planner.predict")
+        monkeypatch.setattr(module, "simulate", lambda *given: [Span(Task("backward", "end", {}), 0.0, ends[given[4]])])
+        step = StepTimes(1.0, 1.0, 0.0, (1.0,))
+        found = predict(Method.named("fp32"), profile(step), [cost((0.0, 0.0), (1.0,))], LINK)
+        assert (found.low, found.seconds, found.high) == (5.4, 5.6, 5.6)
 
 
 class TestLink:

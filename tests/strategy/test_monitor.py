@@ -20,7 +20,7 @@ from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import DummyLogger
 from pytorch_lightning.plugins import MixedPrecision
 
-from lightning_compress import CompressionMonitor, MomentumCorrection, OneBit, TopK
+from lightning_compress import CompressionMonitor, MomentumCorrection, OneBit, Quantize, TopK
 from lightning_compress.exchange.settings import ExchangeSettings
 from tests.ranks import run_ranks
 from tests.strategy.training import QUIET, Classifier, make_trainer
@@ -248,6 +248,23 @@ def test_bytes_between_nodes_follow_an_exchange_that_changes() -> None:
         "last": {**Scripted.stats(exchange)["last"], "bytes_between_nodes": 7},
     }
     assert watching._figures(exchange)["bytes_between_nodes"] == 7
+
+
+def test_the_table_says_from_which_step_on_a_compressor_was_in_force(capsys: pytest.CaptureFixture[str]) -> None:
+    exchange, watching = Scripted(compressor="bf16"), monitor()
+    watch(exchange, watching, [0.1])
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(exchange=exchange), is_global_zero=True)
+    module: Any = None
+    for compressor, steps in (("bf16", 1), ("quantize", 3)):
+        exchange.settings = ExchangeSettings.make(compressor=compressor)
+        for _ in range(steps):
+            exchange.step += 1
+            watching._note_switch(exchange)  # type: ignore[arg-type]
+    watching.on_fit_end(trainer, module)
+    assert watching._compressors == [(1, "Cast('bf16')"), (3, repr(Quantize(4)))]
+    said = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    assert re.search(r"from step 1, Quantize\(.*\) from step 3", said)
+    assert "planned ratio of the last one" in said
 
 
 def test_the_residual_is_sampled_at_the_given_steps() -> None:

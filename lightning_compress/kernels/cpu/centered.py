@@ -7,7 +7,14 @@ import numpy as np
 from lightning_compress.kernels.cpu.compiling import njit
 from lightning_compress.kernels.cpu.formats import bf16_value
 from lightning_compress.kernels.cpu.job import finish, load, store, to_float32, wants
-from lightning_compress.kernels.cpu.selection import kept, largest, selection_scratch
+from lightning_compress.kernels.cpu.selection import (
+    index_bits,
+    kept,
+    largest,
+    next_index,
+    put_indices,
+    selection_scratch,
+)
 from lightning_compress.kernels.reference.bits import TINY
 from lightning_compress.kernels.reference.centered import CAP, FLOOR
 from lightning_compress.kernels.table import LENGTH, PAYLOAD
@@ -54,29 +61,12 @@ def put_block(p, index, count, n, k, amplitude, payload, at):
     at += 2
     width = index_bits(n)
     sign_at = at + (k * width + 7) // 8
-    register, filled = 0, 0
+    put_indices(index, count, width, payload, at)
     for slot in range(count):
         i = index[slot]
-        register |= np.int64(i) << filled
-        filled += width
-        while filled >= 8:
-            payload[at] = register & 255
-            at += 1
-            register >>= 8
-            filled -= 8
         negative = p[i] < 0
         payload[sign_at + slot // 8] |= negative << slot % 8
         p[i] -= -amplitude if negative else amplitude
-    if filled:
-        payload[at] = register
-
-
-@njit()
-def index_bits(n):
-    width = 1
-    while 1 << width < n:
-        width += 1
-    return width
 
 
 @njit()
@@ -94,13 +84,7 @@ def decode(job, ratio):
             sign_at = at + (k * width + 7) // 8
             register, filled, before = 0, 0, -1
             for slot in range(k):
-                while filled < width:
-                    register |= np.int64(payload[at]) << filled
-                    at += 1
-                    filled += 8
-                i = register & (1 << width) - 1
-                register >>= width
-                filled -= width
+                i, at, register, filled = next_index(payload, at, register, filled, width)
                 if before < i < n:
                     total[i] += -amplitude if payload[sign_at + slot // 8] >> slot % 8 & 1 else amplitude
                 before = max(before, i)

@@ -268,3 +268,38 @@ def cut(selection, count, k, low, top):
         chosen += (word[i] > low) | (level & (room > 0))
         room -= level
     return chosen
+
+
+@njit()
+def index_bits(n):
+    """``reference.selection.index_bits``."""
+    width = 1
+    while 1 << width < n:
+        width += 1
+    return width
+
+
+@njit()
+def put_indices(index, count, width, payload, at):
+    """Writes ``count`` indices of ``width`` bits each from ``payload[at]`` on, where there are zeros."""
+    register, filled = np.int64(0), 0
+    for slot in range(count):
+        register |= np.int64(index[slot]) << filled
+        filled += width
+        while filled >= 8:
+            payload[at] = register & 255
+            at += 1
+            register >>= 8
+            filled -= 8
+    if filled:
+        payload[at] = register
+
+
+@njit()
+def next_index(payload, at, register, filled, width):
+    """The next index, and where the one after it begins: the next byte to be read, and the bits that have been read."""
+    while filled < width:
+        register |= np.int64(payload[at]) << filled
+        at += 1
+        filled += 8
+    return register & (1 << width) - 1, at, register >> width, filled - width

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_compress.kernels.cpu.cast import copy_bytes
 from lightning_compress.kernels.cpu.compiling import njit
 from lightning_compress.kernels.cpu.formats import BF16_MAX, FP16_MAX, bf16_code, bf16_value, fp16_code, fp16_value
 from lightning_compress.kernels.cpu.job import finish, get_float32, load, put_float32, store, to_float32, wants
-from lightning_compress.kernels.cpu.selection import kept, largest, sampled, selection_scratch
+from lightning_compress.kernels.cpu.selection import (
+    index_bits,
+    kept,
+    largest,
+    next_index,
+    put_indices,
+    sampled,
+    selection_scratch,
+)
 from lightning_compress.kernels.table import LENGTH, PAYLOAD
 
 FP32, BF16, FP16 = 0, 1, 2
@@ -29,14 +36,9 @@ def encode(job, ratio, value_format, by_sample):
         p[last] = peak
         top = bits[last]
         count = sampled(job, n, k, ratio, top, selection) if by_sample else largest(job, n, k, 1, top, selection)
-        width = index_nbytes(n)
-        if width == 2:
-            for slot in range(count):
-                payload[at + 2 * slot] = index[slot] & 255
-                payload[at + 2 * slot + 1] = index[slot] >> 8
-        else:
-            copy_bytes(index.view(np.uint8), 0, payload, at, 4 * count)
-        put_values(p, index, count, value_format, payload, at + k * width)
+        width = index_bits(n)
+        put_indices(index, count, width, payload, at)
+        put_values(p, index, count, value_format, payload, at + (k * width + 7) // 8)
         store(job, b)
 
 
@@ -66,28 +68,17 @@ def decode(job, ratio, value_format, by_sample):
         if not wants(job, b):
             continue
         n = table[b, LENGTH]
-        k = kept(n, ratio)
-        width = index_nbytes(n)
+        k, width = kept(n, ratio), index_bits(n)
         for rank in range(job.ranks):
             at = rank * job.stride + table[b, PAYLOAD]
-            before = -1
+            value_at = at + (k * width + 7) // 8
+            register, filled, before = 0, 0, -1
             for slot in range(k):
-                i = get_index(payload, at + width * slot, width)
+                i, at, register, filled = next_index(payload, at, register, filled, width)
                 if before < i < n:
-                    total[i] += get_value(payload, at + width * k, slot, value_format)
+                    total[i] += get_value(payload, value_at, slot, value_format)
                 before = max(before, i)
         finish(job, b)
-
-
-@njit()
-def index_nbytes(n):
-    return 2 if n <= 65536 else 4
-
-
-@njit()
-def get_index(payload, at, width):
-    index = np.int64(payload[at]) | np.int64(payload[at + 1]) << 8
-    return index if width == 2 else index | np.int64(payload[at + 2]) << 16 | np.int64(payload[at + 3]) << 24
 
 
 @njit()

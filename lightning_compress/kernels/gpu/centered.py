@@ -4,7 +4,15 @@ import triton
 import triton.language as tl
 
 from lightning_compress.kernels.gpu.bits import FLOAT32_MAX, TINY, pack, to_float32, unpack
-from lightning_compress.kernels.gpu.selection import indices_of, kept, largest, slots_of
+from lightning_compress.kernels.gpu.selection import (
+    get_indices,
+    index_bits,
+    indices_of,
+    kept,
+    largest,
+    put_indices,
+    slots_of,
+)
 from lightning_compress.kernels.reference import centered as reference
 
 FLOOR, CAP = tl.constexpr(reference.FLOOR), tl.constexpr(reference.CAP)
@@ -25,7 +33,7 @@ def encode(
     byte = tl.arange(0, 2)
     tl.store(code + byte, (half >> (8 * byte).to(tl.uint32)).to(tl.uint8))
     width = index_bits(n)
-    pack_wide(code + 2, indices, k, width, SLOTS)
+    put_indices(code + 2, indices, k, width, SLOTS)
     negative = (tl.gather(p, indices, 0) < 0) & (slot < count)
     pack(code + 2 + (k * width + 7) // 8, slot, k, negative.to(tl.int32), 1)
     amplitude = (half << 16).to(tl.float32, bitcast=True)
@@ -38,37 +46,8 @@ def decode(
     BITS: tl.constexpr, RATIO: tl.constexpr, VARIANT: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     k, slot, width = kept(n, RATIO), tl.arange(0, SLOTS), index_bits(n)
-    found, named = slots_of(unpack_wide(code + 2, slot, k, width), k, slot, i, n)
+    found, named = slots_of(get_indices(code + 2, slot, k, width), k, slot, i, n)
     half = tl.load(code).to(tl.uint32) | tl.load(code + 1).to(tl.uint32) << 8
     amplitude = (half << 16).to(tl.float32, bitcast=True)
     negative = unpack(code + 2 + (k * width + 7) // 8, found, k, 1)
     return tl.where(named, tl.where(negative == 1, -amplitude, amplitude), 0.0)
-
-
-@triton.jit
-def index_bits(n):
-    """Bits of one index into a block of n elements: 1 to 16."""
-    power = tl.arange(0, 16)
-    return tl.maximum(tl.sum(((n - 1) >> power > 0).to(tl.int32), axis=0), 1)
-
-
-@triton.jit
-def pack_wide(at, indices, k, width, SLOTS: tl.constexpr):
-    """Stores the lowest ``width`` (1 to 16) bits of k indices, zeros beyond, bit by bit of each byte."""
-    NBYTES: tl.constexpr = 2 * SLOTS
-    place, lane, byte = tl.arange(0, 8 * NBYTES), tl.arange(0, 8), tl.arange(0, NBYTES)
-    slot = place // width
-    bit = tl.gather(indices, tl.minimum(slot, SLOTS - 1), 0) >> (place % width) & 1
-    bits = tl.reshape(tl.where(slot < k, bit, 0), [NBYTES, 8])
-    tl.store(at + byte, tl.sum(bits << lane[None, :], axis=1).to(tl.uint8), mask=byte < (k * width + 7) // 8)
-
-
-@triton.jit
-def unpack_wide(at, slot, k, width):
-    """The inverse of :func:`pack_wide`: int32 [SLOTS]."""
-    place = slot * width
-    word, nbytes = tl.zeros_like(slot), (k * width + 7) // 8
-    for byte in tl.static_range(3):
-        offset = place // 8 + byte
-        word |= tl.load(at + offset, mask=offset < nbytes, other=0).to(tl.int32) << (8 * byte)
-    return word >> (place % 8) & ((1 << width) - 1)

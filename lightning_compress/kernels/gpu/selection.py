@@ -64,3 +64,32 @@ def first_reaching(ascending, wanted):
         place += tl.where(tl.gather(ascending, place + (step - 1), 0) < wanted, step, 0)
         step = step // 2
     return place + (tl.gather(ascending, place, 0) < wanted).to(tl.int32)
+
+
+@triton.jit
+def index_bits(n):
+    """Bits of one index into a block of n elements: 1 to 16."""
+    power = tl.arange(0, 16)
+    return tl.maximum(tl.sum(((n - 1) >> power > 0).to(tl.int32), axis=0), 1)
+
+
+@triton.jit
+def put_indices(at, indices, k, width, SLOTS: tl.constexpr):
+    """Stores the lowest ``width`` (1 to 16) bits of k indices, zeros beyond, bit by bit of each byte."""
+    NBYTES: tl.constexpr = 2 * SLOTS
+    place, lane, byte = tl.arange(0, 8 * NBYTES), tl.arange(0, 8), tl.arange(0, NBYTES)
+    slot = place // width
+    bit = tl.gather(indices, tl.minimum(slot, SLOTS - 1), 0) >> (place % width) & 1
+    bits = tl.reshape(tl.where(slot < k, bit, 0), [NBYTES, 8])
+    tl.store(at + byte, tl.sum(bits << lane[None, :], axis=1).to(tl.uint8), mask=byte < (k * width + 7) // 8)
+
+
+@triton.jit
+def get_indices(at, slot, k, width):
+    """The inverse of :func:`put_indices`: int32 [SLOTS]."""
+    place = slot * width
+    word, nbytes = tl.zeros_like(slot), (k * width + 7) // 8
+    for byte in tl.static_range(3):
+        offset = place // 8 + byte
+        word |= tl.load(at + offset, mask=offset < nbytes, other=0).to(tl.int32) << (8 * byte)
+    return word >> (place % 8) & ((1 << width) - 1)

@@ -18,17 +18,12 @@ from lightning_compress.kernels.reference.bits import (
     to_float32,
     unpack,
 )
-from lightning_compress.kernels.reference.selection import indices_of, largest, scatter
+from lightning_compress.kernels.reference.selection import index_bits, indices_of, largest, scatter
 
 FLOOR = 0.25
 """The threshold is at least this share of the block's peak."""
 CAP = 1.75
 """The amplitude is at most this multiple of the block's peak."""
-
-
-def index_bits(numel: int) -> int:
-    """Bits of one index into a block of ``numel`` elements."""
-    return max(1, (numel - 1).bit_length())
 
 
 def encode(p: Tensor, k: int) -> Tensor:

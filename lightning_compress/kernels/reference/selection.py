@@ -63,6 +63,11 @@ def indices_of(chosen: Tensor, k: int) -> Tensor:
     return torch.zeros(rows, k + 1, dtype=torch.int64, device=chosen.device).scatter_(1, slot, index)[:, :k]
 
 
+def index_bits(numel: int) -> int:
+    """Bits of one index into a block of ``numel`` elements."""
+    return max(1, (numel - 1).bit_length())
+
+
 def scatter(indices: Tensor, values: Tensor, numel: int) -> Tensor:
     """The blocks [m, numel] in which the valid slots [m, k] put their values; zero elsewhere."""
     valid = indices < numel
