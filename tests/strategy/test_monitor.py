@@ -20,7 +20,7 @@ from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.logger import DummyLogger
 from pytorch_lightning.plugins import MixedPrecision
 
-from lightning_compress import CompressionMonitor, MomentumCorrection, OneBit, Quantize, TopK
+from lightning_compress import Cast, CompressionMonitor, MomentumCorrection, OneBit, Quantize, TopK
 from lightning_compress.exchange.settings import ExchangeSettings
 from tests.ranks import run_ranks
 from tests.strategy.training import QUIET, Classifier, make_trainer
@@ -261,7 +261,7 @@ def test_the_table_says_from_which_step_on_a_compressor_was_in_force(capsys: pyt
             exchange.step += 1
             watching._note_switch(exchange)  # type: ignore[arg-type]
     watching.on_fit_end(trainer, module)
-    assert watching._compressors == [(1, "Cast('bf16')"), (3, repr(Quantize(4)))]
+    assert watching._compressors == [(1, repr(Cast("bf16"))), (3, repr(Quantize(4)))]
     said = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
     assert re.search(r"from step 1, Quantize\(.*\) from step 3", said)
     assert "planned ratio of the last one" in said
