@@ -38,7 +38,7 @@ class PowerSGD(SimulatedExchange):
         super().__init__(module, world_size, "none", optimizer=optimizer)
         self.start_step = start_step
         self._matrices = {
-            name: _LowRank(parameter.flatten(1).shape, powersgd_rank, world_size)
+            name: _LowRank(parameter.flatten(1), powersgd_rank, world_size)
             for name, parameter in self._parameters.items()
             if parameter.ndim > 1
         }
@@ -77,13 +77,13 @@ class PowerSGD(SimulatedExchange):
 class _LowRank:
     """One matrix: its factors, of which Q is the next step's first guess, and what every worker still owes."""
 
-    def __init__(self, shape: torch.Size, rank: int, world_size: int) -> None:
-        n, m = shape
+    def __init__(self, parameter: Tensor, rank: int, world_size: int) -> None:
+        n, m = parameter.shape
         rank = min(n, m, rank)
         self.pays = 2 * (n + m) * rank < n * m
-        self.p = torch.zeros(n, rank)
-        self.q = torch.randn(m, rank, generator=torch.Generator().manual_seed(0))
-        self.errors = [torch.zeros(n, m) for _ in range(world_size)]
+        self.p = torch.zeros(n, rank, dtype=parameter.dtype)
+        self.q = torch.randn(m, rank, dtype=parameter.dtype, generator=torch.Generator().manual_seed(0))
+        self.errors = [torch.zeros_like(parameter) for _ in range(world_size)]
 
     def mean(self, gradients: Sequence[Tensor]) -> Tensor:
         """The approximate mean over the workers, [n, m]."""
