@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -27,11 +30,13 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     rows, count = codes.shape
     if bits == 8:
         return codes.to(torch.uint8)
-    weights = torch.arange(bits, device=codes.device)
-    stream = (codes.to(torch.int64).unsqueeze(-1) >> weights).bitwise_and_(1).reshape(rows, count * bits)
-    nbytes = packed_nbytes(count, bits)
-    stream = torch.nn.functional.pad(stream, (0, nbytes * 8 - count * bits)).reshape(rows, nbytes, 8)
-    return (stream << torch.arange(8, device=codes.device)).sum(-1).to(torch.uint8)
+    per_group, group_nbytes = _group(bits)
+    groups = -(-count // per_group)
+    codes = torch.nn.functional.pad(codes, (0, groups * per_group - count)).reshape(rows, groups, per_group)
+    packed = torch.zeros(rows, groups, group_nbytes, dtype=torch.uint8, device=codes.device)
+    for code, byte, shift in _shifts(bits):
+        packed[..., byte] |= _shifted(codes[..., code].to(torch.int64), shift).to(torch.uint8)
+    return packed.reshape(rows, groups * group_nbytes)[:, : packed_nbytes(count, bits)].contiguous()
 
 
 def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
@@ -39,10 +44,37 @@ def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
     rows = packed.shape[0]
     if bits == 8:
         return packed[:, :count].to(torch.int64)
-    eight = torch.arange(8, device=packed.device)
-    stream = (packed.to(torch.int64).unsqueeze(-1) >> eight).bitwise_and_(1).reshape(rows, packed.shape[1] * 8)
-    codes = stream[:, : count * bits].reshape(rows, count, bits)
-    return (codes << torch.arange(bits, device=packed.device)).sum(-1)
+    per_group, group_nbytes = _group(bits)
+    groups = -(-count // per_group)
+    packed = packed[:, : packed_nbytes(count, bits)]
+    packed = torch.nn.functional.pad(packed, (0, groups * group_nbytes - packed.shape[1]))
+    packed = packed.reshape(rows, groups, group_nbytes)
+    codes = torch.zeros(rows, groups, per_group, dtype=torch.int64, device=packed.device)
+    for code, byte, shift in _shifts(bits):
+        codes[..., code] |= _shifted(packed[..., byte].to(torch.int64), -shift)
+    return codes.bitwise_and_((1 << bits) - 1).reshape(rows, groups * per_group)[:, :count]
+
+
+def _group(bits: int) -> tuple[int, int]:
+    """The fewest codes that fill whole bytes, and how many bytes."""
+    common = math.gcd(bits, 8)
+    return 8 // common, bits // common
+
+
+def _shifts(bits: int) -> Iterator[tuple[int, int, int]]:
+    """Which code of a group meets which byte, and by how many bits to the left it is moved there.
+
+    A loop over these pairs needs temporaries of the size of the codes; one element per bit would need as many bytes as a
+    code has bits, times eight.
+    """
+    for code in range(_group(bits)[0]):
+        first = code * bits
+        for byte in range(first // 8, (first + bits - 1) // 8 + 1):
+            yield code, byte, first - 8 * byte
+
+
+def _shifted(values: Tensor, left: int) -> Tensor:
+    return values << left if left >= 0 else values >> -left
 
 
 def to_bytes(values: Tensor) -> Tensor:
